@@ -36,6 +36,8 @@ Value = tuple[Tensor, Callable[[], Tensor]]
 """Value of a kernel, and a function of no arguments that gives the derivative by the log-lengthscale."""
 Kernel = Callable[[Tensor], Value]
 """``r^2`` -> value and derivative."""
+Change = Callable[[Tensor], Tensor]
+Pairs = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def rbf(square: Tensor) -> Value:
@@ -63,10 +65,12 @@ def matern52(square: Tensor) -> Value:
     t = torch.sqrt(5.0 * square)
     decay = torch.exp(-t)
     third = t * t / 3.0
-    return (1.0 + t + third) * decay, lambda: third * (1.0 + t) * decay
+    value = (1.0 + t + third) * decay
+    return value, lambda: third * (1.0 + t) * decay
 
 
-KERNELS: dict[str, Kernel] = {"rbf": rbf, "matern12": matern12, "matern32": matern32, "matern52": matern52}
+_BASE = (rbf, matern12, matern32, matern52)
+KERNELS: dict[str, Kernel] = {kernel.__name__: kernel for kernel in _BASE}
 """Base kernels by name; the one place where a kernel is looked up."""
 
 
@@ -113,7 +117,9 @@ class _OnFixedDistances(torch.autograd.Function):
 
 def _total(grad: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
     """``grad * slope`` summed to ``shape``."""
-    return (grad * slope).sum_to_size(shape) if shape else grad.flatten() @ slope.flatten()
+    if shape:
+        return (grad * slope).sum_to_size(shape)
+    return grad.flatten() @ slope.flatten()
 
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -134,9 +140,11 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     if a is b:
         return _squared_among(y)
     x = a.double() - centre
-    left = torch.cat([x, _norms(x), torch.ones_like(x[..., :1])], dim=-1)
-    right = torch.cat([-2.0 * y, torch.ones_like(y[..., :1]), _norms(y)], dim=-1)
-    return (left @ right.mT).clamp_min_(0.0)
+    x_norms, y_norms = _norms(x), _norms(y)
+    left = x, x_norms, torch.ones_like(x_norms)
+    right = -2.0 * y, torch.ones_like(y_norms), y_norms
+    product = torch.cat(left, dim=-1) @ torch.cat(right, dim=-1).mT
+    return product.clamp_min_(0.0)
 
 
 def _squared_among(y: Tensor) -> Tensor:
@@ -148,7 +156,8 @@ def _squared_among(y: Tensor) -> Tensor:
 
 
 def _norms(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square()
+    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norms.square()
 
 
 def _copied(x: Tensor) -> Tensor:
@@ -172,15 +181,17 @@ class Rows:
     def __getitem__(self, index: Any) -> Rows:
         return self.map(lambda x: x[..., index, :], lambda g: g[..., index])
 
-    def map(self, of_blocks: Callable[[Tensor], Tensor], of_groups: Callable[[Tensor], Tensor]) -> Rows:
+    def map(self, of_blocks: Change, of_groups: Change) -> Rows:
         """Apply a function to every block, and one to every group."""
         blocks = {name: of_blocks(x) for name, x in self.blocks.items()}
-        return Rows(blocks, {name: of_groups(g) for name, g in self.groups.items()})
+        groups = {name: of_groups(g) for name, g in self.groups.items()}
+        return Rows(blocks, groups)
 
     def flatten(self) -> Rows:
         """Merge leading axes: ``(n, L, d)`` becomes ``(n * L, d)``; the result shares no memory."""
         shapes = [x.shape[:-1] for x in self.blocks.values()]
-        lead = torch.broadcast_shapes(*shapes, *(g.shape for g in self.groups.values()))
+        shapes += [g.shape for g in self.groups.values()]
+        lead = torch.broadcast_shapes(*shapes)
         return self.map(
             lambda x: _copied(x.expand(*lead, -1).flatten(0, -2)),
             lambda g: _copied(g.expand(lead).flatten()),
@@ -192,7 +203,10 @@ class Rows:
 
     def ungrouped(self, group: str) -> Rows:
         """The same rows, belonging to no ``group`` (nor to a group nested in it, ``group/...``)."""
-        groups = {k: torch.full_like(g, -1) if is_within(k, group) else g for k, g in self.groups.items()}
+        groups = dict(self.groups)
+        for name, g in self.groups.items():
+            if is_within(name, group):
+                groups[name] = torch.full_like(g, -1)
         return Rows(self.blocks, groups)
 
     @staticmethod
@@ -210,11 +224,11 @@ class Gaps:
     """
 
     squared: Mapping[str, Tensor]
-    points: Mapping[str, tuple[Tensor, Tensor]]
-    pairs: Mapping[str, tuple[Tensor, Tensor]]
+    points: Pairs
+    pairs: Pairs
 
 
-def pairs_of(a: Rows, b: Rows) -> dict[str, tuple[Tensor, Tensor]]:
+def pairs_of(a: Rows, b: Rows) -> Pairs:
     """Group memberships of two sets of rows, shaped to broadcast to ``(..., N, M)``."""
     return {k: (a.groups[k][..., :, None], b.groups[k][..., None, :]) for k in a.groups}
 

@@ -40,10 +40,11 @@ def exact_leave_out_density(K: Tensor, y: Tensor, noise: Tensor, size: int = 1) 
     """
     n = len(y) // size
     Q = inverse_positive(cholesky(K + noise.diag()))
-    blocks = Q.reshape(n, size, n, size).diagonal(dim1=0, dim2=2)
+    grid = Q.reshape(n, size, n, size)
+    blocks = grid.diagonal(dim1=0, dim2=2)
     covariance = torch.linalg.inv(blocks.permute(2, 0, 1))
     pull = (Q @ y).reshape(n, size, 1)
-    return _log_density((covariance @ pull)[..., 0], _diagonal(covariance))
+    return _log_density((covariance @ pull).flatten(), _diagonal(covariance))
 
 
 def inducing_leave_out_density(
@@ -61,26 +62,30 @@ def inducing_leave_out_density(
     """
     scale = noise.sqrt()
     C = solve_lower(cholesky(Kuu, start=INDUCING_JITTER), Kuf) / scale
-    left = (prior - noise * C.square().sum(dim=0)).clamp_min(0.0)
+    explained = noise * C.square().sum(dim=0)
+    left = (prior - explained).clamp_min(0.0)
     off, added = _leave_groups_out(C, y / scale, size)
-    variance = noise.reshape(off.shape) * (1.0 + added) + left.reshape(off.shape)
-    return _log_density(scale.reshape(off.shape) * off, variance)
+    return _log_density(scale * off, noise * (1.0 + added) + left)
 
 
 def _leave_groups_out(C: Tensor, z: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """``(1 - H)^-1 (z - mean)`` and the diagonal of ``H (1 - H)^-1``, a row for each group."""
+    """``(1 - H)^-1 (z - mean)`` and the diagonal of ``H (1 - H)^-1``, ``(n,)`` each."""
     D = solve_lower(cholesky(C @ C.T + eye_like(C)), C)
     G = D.T.reshape(-1, size, len(D))
     H = G @ G.mT
-    gap = (z - (D @ z) @ D).reshape(-1, size, 1)
-    rest = torch.eye(size, dtype=H.dtype, device=H.device) - H
-    solved = torch.linalg.solve(rest, torch.cat([gap, H], dim=-1))
-    return solved[..., 0], _diagonal(solved[..., 1:])
+    residual = z - (D @ z) @ D
+    gap = residual.reshape(-1, size, 1)
+    sides = torch.cat([gap, H], dim=-1)
+    rest = torch.eye(size).to(H) - H
+    solved = torch.linalg.solve(rest, sides)
+    off = solved[..., 0].flatten()
+    return off, _diagonal(solved[..., 1:])
 
 
 def _diagonal(blocks: Tensor) -> Tensor:
-    return blocks.diagonal(dim1=-2, dim2=-1)
+    return blocks.diagonal(dim1=-2, dim2=-1).flatten()
 
 
 def _log_density(off: Tensor, variance: Tensor) -> Tensor:
-    return -0.5 * (LOG_2PI + variance.log() + off.square() / variance).sum()
+    terms = LOG_2PI + variance.log() + off.square() / variance
+    return -0.5 * terms.sum()

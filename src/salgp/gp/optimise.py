@@ -7,13 +7,13 @@ Hyperparameters: names, starting points, bounds and priors.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,12 +70,14 @@ class Parameter:
             return 0.0
         mean, std = self.prior
         scaled = (theta[self.name] - mean) / std
-        return -(0.5 * scaled.square() + math.log(std * math.sqrt(2.0 * math.pi))).sum()
+        log_norm = math.log(std * math.sqrt(2.0 * math.pi))
+        return -(0.5 * scaled.square() + log_norm).sum()
 
     def is_bound(self, value: Tensor) -> bool:
         """Is some entry of the value on a bound?"""
         near = 1e-6 * (self.upper - self.lower)
-        return bool(((value <= self.lower + near) | (value >= self.upper - near)).any())
+        lower, upper = self.lower + near, self.upper - near
+        return bool(((value <= lower) | (value >= upper)).any())
 
 
 Parameters = Sequence[Parameter]
@@ -93,10 +95,8 @@ def started(parameters: Parameters, prior: str | None = None, gpytorch: bool = F
     names = [p.name for p in parameters]
     doubled = [name for name in names if names.count(name) > 1]
     if doubled:
-        raise ValueError(
-            f"two terms of the covariance have a parameter called {doubled[0]!r}; give one of them "
-            f"another name, e.g. Stationary('x', 'rbf', name='slow')"
-        )
+        advice = "give one of them another name, e.g. Stationary('x', 'rbf', name='slow')"
+        raise ValueError(f"two terms of the covariance have a parameter called {doubled[0]!r}; {advice}")
     if prior not in (None, "dimension-scaled"):
         raise ValueError(f"prior must be None or 'dimension-scaled', got {prior!r}")
     moved = [_gpytorch_start(p) if gpytorch else p for p in parameters]
@@ -137,8 +137,9 @@ def typical_square(block: Tensor, most: int = 500) -> float:
     every layer.
     """
     n = len(block)
-    rows = torch.arange(min(n, most), device=block.device) * STRIDE % n
-    squared = torch.pdist(block[rows].double()).square()
+    steps = torch.arange(min(n, most), device=block.device)
+    rows = block[steps * STRIDE % n].double()
+    squared = torch.pdist(rows).square()
     largest = float(squared.max()) if len(squared) else 0.0
     positive = squared[squared > 1e-12 * largest]
     return float(positive.median()) if len(positive) else 1.0
@@ -215,10 +216,10 @@ def maximise(
     if optimizer not in ("lbfgs", "adam"):
         raise ValueError(f"unknown optimizer {optimizer!r}; choose 'lbfgs' or 'adam'")
     if optimizer == "lbfgs":
-        search = functools.partial(_lbfgs, steps=max_steps or 200, tolerance=tolerance)
+        search = partial(_lbfgs, objective, steps=max_steps or 200, tolerance=tolerance)
     else:
-        search = functools.partial(_adam, steps=max_steps or 2000, rate=learning_rate)
-    fits = [search(objective, each) for each in restarted(parameters, restarts, seed)]
+        search = partial(_adam, objective, steps=max_steps or 2000, rate=learning_rate)
+    fits = list(map(search, restarted(parameters, restarts, seed)))
     finite = [fit for fit in fits if np.isfinite(fit.value)]
     best = max(finite or fits, key=operator.attrgetter("value"))
     if not best.value > NO_VALUE:
@@ -233,9 +234,9 @@ def restarted(parameters: Parameters, restarts: int, seed: int) -> list[list[Par
     """
     generator = np.random.default_rng(seed)
     centre, lower, upper = _box(parameters)
-    every = [list(parameters)]
+    every, reach = [list(parameters)], 0.25 * (upper - lower)
     for _ in range(restarts):
-        away = 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape)
+        away = reach * generator.uniform(-1, 1, centre.shape)
         theta = _named(parameters, np.clip(centre + away, lower, upper))
         every += [[replace(p, start=theta[p.name]) for p in parameters]]
     return every
@@ -288,7 +289,8 @@ def _adam(objective: Objective, parameters: Parameters, steps: int, rate: float)
     history = tuple(value for value, _ in path)
     flat = steps > 20 and abs(history[-1] - history[-20]) <= 1e-3 * (1.0 + abs(history[-1]))
     reason = f"ran its {steps} steps" + ("" if flat else " and was still improving")
-    value, x = path[int(np.nan_to_num(history, nan=-np.inf).argmax())]
+    best = np.nan_to_num(history, nan=-np.inf).argmax()
+    value, x = path[best]
     return Fit(_named(parameters, x), value, flat, reason, history)
 
 
@@ -299,7 +301,8 @@ def _adam_path(objective: Objective, parameters: Parameters, rate: float) -> Ite
     v``.
     """
     start, lower, upper = map(torch.as_tensor, _box(parameters))
-    is_log = torch.as_tensor(_per_entry(parameters, ["log_" in p.name for p in parameters]))
+    logs = ["log_" in p.name for p in parameters]
+    is_log = torch.as_tensor(_per_entry(parameters, logs))
     x = _unsoftened(start, is_log).requires_grad_(True)
     adam = torch.optim.Adam([x], lr=rate)
     while True:
@@ -356,8 +359,8 @@ def _named(parameters: Parameters, x: Array) -> dict[str, Tensor]:
 
 
 def _flatten(tensors: Sequence[Tensor]) -> Array:
-    parts = [t.detach().double().cpu().reshape(-1).numpy() for t in tensors]
-    return np.concatenate([np.zeros(0), *parts])
+    parts = [t.double().numpy(force=True) for t in tensors]
+    return np.concatenate([[], *parts], axis=None)
 
 
 def _box(parameters: Parameters) -> tuple[Array, Array, Array]:
@@ -370,8 +373,8 @@ def _box(parameters: Parameters) -> tuple[Array, Array, Array]:
 
 def _per_entry(parameters: Parameters, values: Sequence[float]) -> Array:
     """The value of each parameter, once for each of its entries."""
-    sizes = np.array([p.start.numel() for p in parameters], dtype=int)
-    return np.repeat(np.array(values), sizes)
+    sizes = [p.start.numel() for p in parameters]
+    return np.repeat(values, np.array(sizes, dtype=int))
 
 
 def logistic(
@@ -414,7 +417,8 @@ def logistic(
         curvature = _curvature(X, p, weight, prior) * torch.outer(free, free)
         step = linalg.solve_positive(curvature + (1 - free).diag(), slope * free)
         reach = float((X @ step).abs().max().clamp_min(1e-9))
-        w, value = _descend(loss, w, value, min(1.0, 5.0 / reach) * step, floor)
+        share = min(1.0, 5.0 / reach)
+        w, value = _descend(loss, w, value, share * step, floor)
         if float(step.abs().max()) < 1e-9:
             break
     return w
@@ -453,5 +457,5 @@ def logistic_covariance(X: Tensor, weight: Tensor, prior: Tensor, log_odds: Tens
 
 
 def _curvature(X: Tensor, p: Tensor, weight: Tensor, prior: Tensor) -> Tensor:
-    variance = weight * p * (1 - p)
-    return X.T @ (variance[:, None] * X) + prior.diag()
+    variance = (weight * p * (1 - p))[:, None]
+    return X.T @ (variance * X) + prior.diag()

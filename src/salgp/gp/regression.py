@@ -14,7 +14,6 @@ x')``.
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from salgp.gp import linalg
 from salgp.gp.covariance import Covariance, Theta
 from salgp.gp.kernels import Rows
-from salgp.gp.linalg import cholesky
+from salgp.gp.linalg import cholesky, solve_lower
 from salgp.io import storable
 
 __all__ = ["Posterior", "Statistics", "inducing_rows", "remaining"]
@@ -33,6 +32,9 @@ INDUCING_JITTER = 1e-8
 """Smallest jitter of inducing covariances: their rows are often alike, and a fixed one keeps the objective
 smooth.
 """
+
+TOLERANCE = 1e-6
+"""No more inducing rows are picked when the best remaining variance is below this share of the mean one."""
 
 LOG_2PI = math.log(2.0 * math.pi)
 
@@ -78,7 +80,8 @@ class Posterior:
 
 def remaining(prior: Tensor, reduced: Tensor) -> Tensor:
     """Posterior variance: ``prior - |reduced|^2``, with ``reduced = k(x, U) R``."""
-    return (prior - torch.linalg.vector_norm(reduced, dim=-1).square()).clamp_min(0.0)
+    removed = torch.linalg.vector_norm(reduced, dim=-1).square()
+    return (prior - removed).clamp_min(0.0)
 
 
 def exact_log_evidence(K: Tensor, y: Tensor, noise: Tensor) -> Tensor:
@@ -96,7 +99,8 @@ def condition_exact(covariance: Covariance, theta: Theta, rows: Rows, y: Tensor,
     """Posterior given all rows: ``alpha = (K + N)^-1 y`` and ``R R' = (K + N)^-1``."""
     L = cholesky(covariance.between(theta, rows, rows) + noise.diag())
     root = linalg.lower_inverse(L).T.contiguous()
-    return Posterior(covariance, theta, rows, root @ (root.T @ y), root)
+    alpha = root @ (root.T @ y)
+    return Posterior(covariance, theta, rows, alpha, root)
 
 
 @storable
@@ -121,7 +125,9 @@ class Statistics:
     n: int
 
     def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(*map(operator.add, vars(self).values(), vars(other).values()))
+        theirs = vars(other)
+        sums = [mine + theirs[name] for name, mine in vars(self).items()]
+        return Statistics(*sums)
 
 
 def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statistics:
@@ -142,7 +148,7 @@ def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
     """Titsias' collapsed lower bound of the log evidence, from the summed statistics."""
     Luu, A = _whiten(Kuu, s)
     LB = cholesky(A + linalg.eye_like(A))
-    c = linalg.solve_lower(LB, linalg.solve_lower(Luu, s.b))
+    c = solve_lower(LB, solve_lower(Luu, s.b))
     fit = s.n * LOG_2PI + s.log_noise + linalg.log_determinant(LB) + s.yy - c @ c
     return -0.5 * (fit + s.trace - A.diagonal().sum())
 
@@ -157,9 +163,7 @@ def condition_inducing(covariance: Covariance, theta: Theta, inducing: Rows, s: 
     return Posterior(covariance, theta, inducing, alpha, inverse.T @ half)
 
 
-def inducing_rows(
-    covariance: Covariance, theta: Theta, rows: Rows, m: int, pool: int = 64, tolerance: float = 1e-6
-) -> Tensor:
+def inducing_rows(covariance: Covariance, theta: Theta, rows: Rows, m: int, pool: int = 64) -> Tensor:
     """Indices of ``m`` rows chosen greedily by conditional variance (pivoted Cholesky).
 
     Each pick is the row whose prior variance is least explained by the rows picked so far. Columns of the
@@ -171,15 +175,14 @@ def inducing_rows(
         rows: candidates.
         m: number of rows to pick.
         pool: number of candidate columns computed at once.
-        tolerance: stop early when the best remaining variance falls below this fraction of the mean prior
-            variance.
 
     Returns:
         Indices ``(m',)``, ``m' <= m``, in order of picking.
     """
+    n = len(rows)
     left = covariance.variance(theta, rows).clone()
-    threshold = tolerance * float(left.mean())
-    factor = left.new_zeros(min(m, len(rows)), len(rows))
+    threshold = TOLERANCE * float(left.mean())
+    factor = left.new_zeros(min(m, n), n)
     picked: list[int] = []
     columns: dict[int, Tensor] = {}
     for k in range(len(factor)):
@@ -187,12 +190,14 @@ def inducing_rows(
         if float(left[best]) <= threshold:
             break
         if best not in columns:
-            likely = left.topk(min(pool, len(rows))).indices.tolist()
-            new = [i for i in dict.fromkeys([best, *likely]) if i not in columns]
+            likely = left.topk(min(pool, n)).indices.tolist()
+            candidates = dict.fromkeys([best, *likely])
+            new = [i for i in candidates if i not in columns]
             computed = covariance.between(theta, rows[new], rows)
             columns |= zip(new, computed, strict=True)
         explained = factor[:k, best] @ factor[:k]
-        factor[k] = (columns.pop(best) - explained) / left[best].sqrt()
+        rest = columns.pop(best) - explained
+        factor[k] = rest / left[best].sqrt()
         left = (left - factor[k].square()).clamp_min_(0.0)
         left[best] = 0.0
         picked.append(best)
@@ -214,10 +219,11 @@ class _LogGaussian(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         L, alpha = ctx.saved_tensors
-        slope = linalg.inverse_positive(L).mul_(-0.5).addr_(alpha, alpha, alpha=0.5)
+        inverse = linalg.inverse_positive(L)
+        slope = inverse.mul_(-0.5).addr_(alpha, alpha, alpha=0.5)
         return grad * slope, -grad * alpha
 
 
 def _whiten(Kuu: Tensor, s: Statistics) -> tuple[Tensor, Tensor]:
     Luu = cholesky(Kuu, start=INDUCING_JITTER)
-    return Luu, linalg.solve_lower(Luu, linalg.solve_lower(Luu, s.A).T)
+    return Luu, solve_lower(Luu, solve_lower(Luu, s.A).T)
