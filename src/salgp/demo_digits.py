@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 __all__ = ["Digits", "draw_digits", "photograph"]
@@ -62,8 +63,10 @@ def photograph(digits: Digits, seed: int = 0) -> Digits:
     g = torch.Generator().manual_seed(seed + 1)
     turned = _turned(digits.images, g)
     blur = _one_each(turned, g)
-    blurred = (1 - blur) * turned + blur * nn.functional.avg_pool2d(turned, 3, stride=1, padding=1)
-    side = torch.linspace(-1, 1, SIDE) * (2 * _one_each(turned, g) - 1)
+    pooled = functional.avg_pool2d(turned, 3, stride=1, padding=1)
+    blurred = (1 - blur) * turned + blur * pooled
+    across = torch.linspace(-1, 1, SIDE)
+    side = across * (2 * _one_each(turned, g) - 1)
     shaded = blurred * (0.75 + 0.35 * side)
     noise = 0.3 * _one_each(turned, g) * torch.randn(shaded.shape, generator=g)
     return Digits((shaded + noise).clamp(0, 1), digits.labels)
@@ -84,10 +87,12 @@ def _by_hand(strokes: Tensor, g: torch.Generator) -> Tensor:
     angle, slant = uniform(-0.2, 0.2), uniform(-0.25, 0.35)
     width, height = uniform(0.7, 1.1), uniform(0.85, 1.1)
     cos, sin = angle.cos(), angle.sin()
-    turn = torch.stack([cos * width, -sin - slant, sin, cos * height], 1)
-    points = (strokes - 0.5) @ turn.reshape(n, 1, 2, 2).transpose(2, 3)
+    entries = [cos * width, -sin - slant, sin, cos * height]
+    turn = torch.stack(entries, 1).reshape(n, 1, 2, 2)
+    points = (strokes - 0.5) @ turn.mT
     frequency, phase = uniform(2.0, 7.0, 1, 1, 2), uniform(0.0, 6.3, 1, 1, 2)
-    bend = uniform(-BENT, BENT, 1, 1, 2) * torch.sin(frequency * points.flip(-1) + phase)
+    height_of_bend = uniform(-BENT, BENT, 1, 1, 2)
+    bend = height_of_bend * torch.sin(frequency * points.flip(-1) + phase)
     return 0.5 + points + bend + uniform(-0.06, 0.06, 1, 1, 2)
 
 
@@ -100,52 +105,75 @@ def _ink(strokes: Tensor, g: torch.Generator) -> Tensor:
 def _distance(strokes: Tensor) -> Tensor:
     """From each pixel to the nearest line, ``(n, 1, 28, 28)``."""
     axis = (torch.arange(SIDE) + 0.5) / SIDE
-    square = torch.meshgrid(axis, axis, indexing="xy")
-    pixels = torch.stack(square, dim=-1).reshape(-1, 1, 2)  # (p, 1, 2)
+    pixels = torch.cartesian_prod(axis, axis).flip(1)[:, None]  # (p, 1, 2)
     start, end = strokes[:, None].unbind(dim=3)
     along = end - start
     length = along.square().sum(-1).clamp_min(1e-9)
     share = ((pixels - start) * along).sum(-1) / length
     nearest = start + share.clamp(0, 1)[..., None] * along
-    distance = (pixels - nearest).square().sum(-1).amin(dim=2).sqrt()  # (n, p)
+    squared = (pixels - nearest).square().sum(-1)
+    distance = squared.amin(dim=2).sqrt()  # (n, p)
     return distance.reshape(-1, 1, SIDE, SIDE)
 
 
 def _turned(images: Tensor, g: torch.Generator) -> Tensor:
-    angle = (2 * torch.rand(len(images), generator=g) - 1) * math.radians(32)
+    share = torch.rand(len(images), generator=g)
+    angle = (2 * share - 1) * math.radians(32)
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    matrix = torch.stack([cos, -sin, zero, sin, cos, zero], 1).reshape(-1, 2, 3)
-    grid = nn.functional.affine_grid(matrix, list(images.shape), align_corners=False)
-    return nn.functional.grid_sample(images, grid, align_corners=False)
+    entries = [cos, -sin, zero, sin, cos, zero]
+    matrix = torch.stack(entries, 1).reshape(-1, 2, 3)
+    grid = functional.affine_grid(matrix, list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, align_corners=False)
 
 
-def _arc(x: float, y: float, rx: float, ry: float, start: float, end: float, n: int = 9) -> list[list[float]]:
-    """Points on an ellipse; angles in quarters of a turn, clockwise from the right."""
-    quarters = [start + (end - start) * i / (n - 1) for i in range(n)]
+DRAWN = (
+    "0.5 0.5 0.2 0.32 0 4 12",
+    "0.38 0.3, 0.52 0.18, 0.52 0.82",
+    "0.5 0.34 0.19 0.16 -2 0.5 8, 0.3 0.82, 0.72 0.82",
+    "0.48 0.34 0.18 0.16 -2 1 8; 0.48 0.66 0.2 0.16 -1 2 8",
+    "0.56 0.18, 0.28 0.6, 0.74 0.6; 0.6 0.4, 0.6 0.84",
+    "0.68 0.18, 0.36 0.18, 0.34 0.46; 0.48 0.62 0.2 0.19 -1.4 1.6 8",
+    "0.62 0.18, 0.4 0.42, 0.33 0.6; 0.5 0.65 0.17 0.17 0 4 10",
+    "0.3 0.2, 0.7 0.2, 0.44 0.82",
+    "0.5 0.34 0.15 0.15 0 4 9; 0.5 0.66 0.18 0.17 0 4 9",
+    "0.5 0.36 0.17 0.17 0 4 10; 0.67 0.36, 0.62 0.6, 0.5 0.84",
+)
+"""Strokes of each digit in the unit square, x to the right and y down: points, and arcs for `_arc`."""
+Point = list[float]
+
+
+def _arc(numbers: list[float]) -> list[Point]:
+    """Points on an ellipse: centre, half axes, start and end in quarters of a turn clockwise from the right,
+    and the number of lines.
+    """
+    x, y, rx, ry, start, end, n = numbers
+    steps = range(int(n) + 1)
+    quarters = [start + (end - start) * i / n for i in steps]
     angles = [quarter * math.pi / 2 for quarter in quarters]
     return [[x + rx * math.cos(a), y + ry * math.sin(a)] for a in angles]
 
 
-_DRAWN: list[list[list[list[float]]]] = [
-    [_arc(0.5, 0.5, 0.2, 0.32, 0, 4, 13)],
-    [[[0.38, 0.3], [0.52, 0.18], [0.52, 0.82]]],
-    [[*_arc(0.5, 0.34, 0.19, 0.16, -2, 0.5), [0.3, 0.82], [0.72, 0.82]]],
-    [_arc(0.48, 0.34, 0.18, 0.16, -2, 1), _arc(0.48, 0.66, 0.2, 0.16, -1, 2)],
-    [[[0.56, 0.18], [0.28, 0.6], [0.74, 0.6]], [[0.6, 0.4], [0.6, 0.84]]],
-    [[[0.68, 0.18], [0.36, 0.18], [0.34, 0.46]], _arc(0.48, 0.62, 0.2, 0.19, -1.4, 1.6)],
-    [[[0.62, 0.18], [0.4, 0.42], [0.33, 0.6]], _arc(0.5, 0.65, 0.17, 0.17, 0, 4, 11)],
-    [[[0.3, 0.2], [0.7, 0.2], [0.44, 0.82]]],
-    [_arc(0.5, 0.34, 0.15, 0.15, 0, 4, 10), _arc(0.5, 0.66, 0.18, 0.17, 0, 4, 10)],
-    [_arc(0.5, 0.36, 0.17, 0.17, 0, 4, 11), [[0.67, 0.36], [0.62, 0.6], [0.5, 0.84]]],
-]
-"""Strokes of each digit in the unit square, x to the right, y down."""
+def _points(stroke: str) -> list[Point]:
+    points: list[Point] = []
+    for part in stroke.split(","):
+        numbers = list(map(float, part.split()))
+        points += [numbers] if len(numbers) == 2 else _arc(numbers)
+    return points
 
 
-def _lines() -> Tensor:
+def _lines(digit: str) -> list[tuple[Point, Point]]:
+    strokes = map(_points, digit.split(";"))
+    return [line for stroke in strokes for line in itertools.pairwise(stroke)]
+
+
+def _all_lines() -> Tensor:
     """``(10, S, 2, 2)``: every digit as short lines, filled up with points."""
-    lines = [[line for stroke in digit for line in itertools.pairwise(stroke)] for digit in _DRAWN]
-    most = max(map(len, lines))
-    return torch.tensor([digit + [(digit[-1][1],) * 2] * (most - len(digit)) for digit in lines])
+    digits = list(map(_lines, DRAWN))
+    most = max(map(len, digits))
+    for lines in digits:
+        end = lines[-1][1]
+        lines += [(end, end)] * (most - len(lines))
+    return torch.tensor(digits)
 
 
-_STROKES = _lines()
+_STROKES = _all_lines()
