@@ -21,11 +21,12 @@ from salgp.svg import Canvas, Frame, without_control_characters
 __all__ = []
 
 WEEKS = 8
+Log = Sequence[Record]
 _SIZE, _BOX = (560, 236), (66, 14, 484, 186)
 
 
 def write_page(
-    path: str | os.PathLike[str], settings: Settings, status: Status, log: Sequence[Record], title: str
+    path: str | os.PathLike[str], settings: Settings, status: Status, log: Log, title: str
 ) -> Path:
     """Write `render_page` to a file; refused where something else than such a page is there."""
     refuse_foreign(path, "monitor page")
@@ -33,7 +34,7 @@ def write_page(
     return write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
-def render_page(settings: Settings, status: Status, log: Sequence[Record], title: str) -> str:
+def render_page(settings: Settings, status: Status, log: Log, title: str) -> str:
     """The page as a string of HTML."""
     recent = _recent(with_late_labels(log))
     limit = math.log10(2 / status.false_alarm)
@@ -70,8 +71,9 @@ def _row(settings: Settings, record: Record) -> Row:
     return record, found, measured([record], settings.level)
 
 
-def _recent(log: Sequence[Record]) -> list[Record]:
-    oldest = max(map(_when, log), default=datetime.max) - timedelta(weeks=WEEKS)
+def _recent(log: Log) -> list[Record]:
+    newest = max(map(_when, log), default=datetime.max)
+    oldest = newest - timedelta(weeks=WEEKS)
     return [record for record in log if _when(record) >= oldest]
 
 
@@ -94,7 +96,7 @@ def _figure(value: float, form: str) -> str:
     return format(value, form).replace("-", "\N{MINUS SIGN}")
 
 
-def _first_alarms(log: Sequence[Record]) -> list[tuple[str, Record]]:
+def _first_alarms(log: Log) -> list[tuple[str, Record]]:
     """The record at which each alarm was raised."""
     raised = {name: record for record in reversed(log) for name in record.alarm}
     return sorted(raised.items(), key=lambda alarm: alarm[1].number)
@@ -109,14 +111,18 @@ def _accuracy(settings: Settings, rows: Sequence[Row]) -> Markup:
     n_steps = int((1 - low) / step + 1e-9)
     records = [record for record, *_ in rows]
     canvas, frame = _chart(records, "Expected and measured accuracy of every batch", 1.0, low)
-    frame.y_axis((1 - k * step, f"{100 * (1 - k * step):.0f} %") for k in range(n_steps + 1))
-    drawn = [(_place(i, len(rows)), found) for i, (_, found, _) in enumerate(rows) if found]
-    upper, lower = [(x, e.upper) for x, e in drawn], [(x, e.lower) for x, e in reversed(drawn)]
-    frame.curve(upper + lower, "band", "polygon")
-    frame.across(settings.reference, "reference")
-    frame.curve(((x, found.value) for x, found in drawn), "line")
-    for i, row in enumerate(rows):
-        _dots(frame, _place(i, len(rows)), row)
+    marks = [1 - k * step for k in range(n_steps + 1)]
+    frame.y_axis((mark, f"{100 * mark:.0f} %") for mark in marks)
+    places = _places(len(rows))
+    placed = list(zip(places, rows, strict=True))
+    drawn = [(x, found) for x, (_, found, _) in placed if found]
+    upper = [(x, found.upper) for x, found in drawn]
+    lower = [(x, found.lower) for x, found in reversed(drawn)]
+    frame.area(upper + lower, "band")
+    frame.across(settings.reference, css="reference")
+    frame.curve([(x, found.value) for x, found in drawn], "line")
+    for x, row in placed:
+        _dots(frame, x, row)
     return canvas.markup()
 
 
@@ -129,34 +135,36 @@ def _dots(frame: Frame, share: float, row: Row) -> None:
         frame.dot(share, labels.value, 4.5, "dot", words)
 
 
-def _evidence(recent: Sequence[Record], limit: float) -> Markup:
+def _evidence(recent: Log, limit: float) -> Markup:
     """Evidence for both alarms, and the limit at which they are raised."""
     shift = [record.shift / math.log(10) for record in recent]
     accuracy = [record.accuracy / math.log(10) for record in recent]
     most = max(shift + accuracy, default=0.0)
-    low, high = -3, max(limit + 1, min(most, 3 * limit))
+    low = -3
+    high = max(limit + 1, min(most, 3 * limit))
     canvas, frame = _chart(recent, "Evidence for each alarm, as powers of ten", high, low)
     step = math.ceil((high - low) / 6)
-    frame.y_axis((mark, _figure(mark, "d")) for mark in range(low, math.floor(high) + 1, step))
-    frame.across(limit, "limit")
-    n = len(recent)
-    places = [_place(i, n) for i in range(n)]
+    marks = range(low, math.floor(high) + 1, step)
+    frame.y_axis((mark, _figure(mark, "d")) for mark in marks)
+    frame.across(limit, css="limit")
+    places = _places(len(recent))
     for css, values in (("line", shift), ("second", accuracy)):
         frame.curve(zip(places, values, strict=True), css)
     return canvas.markup()
 
 
-def _chart(records: Sequence[Record], description: str, high: float, low: float) -> tuple[Canvas, Frame]:
+def _chart(records: Log, description: str, high: float, low: float) -> tuple[Canvas, Frame]:
     """A canvas with the dates of some records below."""
     canvas = Canvas(*_SIZE, description)
-    frame = Frame(canvas, _BOX, high, low)
+    frame = Frame(canvas, *_BOX, high, low)
     n, times = len(records), list(map(_when, records))
+    places = _places(n)
     form = "%b %d" if len({time.date() for time in times}) > 1 else "%H:%M"
     shown = sorted({round(k * (n - 1) / 3) for k in range(4)}) if n else []
-    frame.x_axis((_place(i, n), times[i].strftime(form)) for i in shown)
+    frame.x_axis((places[i], times[i].strftime(form)) for i in shown)
     return canvas, frame
 
 
-def _place(i: int, n: int) -> float:
-    """Share of the width at which record ``i`` of ``n`` is drawn."""
-    return (i + 0.5) / max(n, 1)
+def _places(n: int) -> list[float]:
+    """Shares of the width at which ``n`` records are drawn."""
+    return [(i + 0.5) / n for i in range(n)]

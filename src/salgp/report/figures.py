@@ -30,20 +30,20 @@ QUARTERS = [(k / 4, f"{25 * k} %") for k in range(5)]
 def reliability(side: Scored, name: str) -> Markup:
     """Reliability diagram: how often right, by stated confidence."""
     bins = reliability_bins(side.confidence, side.correct, N_BINS)
-    words = (
-        f"Reliability diagram, {name}: mean gap between stated confidence and how often it is "
-        f"right {100 * side.ece:.1f} points."
-    )
+    gap = f"mean gap between stated confidence and how often it is right {100 * side.ece:.1f} points"
+    words = f"Reliability diagram, {name}: {gap}."
     canvas = Canvas(420, 326, words, "plot")
-    frame = Frame(canvas, (62, 12, 332, 216))
-    _axes(frame, "stated confidence", "how often it is right", QUARTERS)
+    frame = Frame(canvas, 62, 12, 332, 216)
+    frame.y_axis(QUARTERS, "how often it is right")
+    frame.x_axis(QUARTERS, "stated confidence")
     canvas.line(frame.x(0), frame.y(0), frame.x(1), frame.y(1), "diagonal")
     heights = 38 * bins.share / bins.share.max()
     ends = np.stack(accuracy_band(bins), 1)
+    width = frame.width / N_BINS - 6
     for b in np.flatnonzero(bins.count).tolist():
-        x, width = frame.x(bins.edges[b]) + 3, frame.width / N_BINS - 6
+        x, height = frame.x(bins.edges[b]) + 3, heights[b]
         _draw_bar(frame, bins, b, ends[b], x, width)
-        canvas.rect(x, 322 - heights[b], width, heights[b], "count", f"{bins.count[b]:,} predictions")
+        canvas.rect(x, 322 - height, width, height, "count", f"{bins.count[b]:,} predictions")
     canvas.text(58, 320, "number", anchor="end")
     return canvas.markup()
 
@@ -52,34 +52,34 @@ def risk_coverage(
     before: Scored, after: Scored, point: OperatingPoint, ticks: Sequence[Tick]
 ) -> tuple[Markup, Frame]:
     """Error rate among the used predictions, by the share used, with a mark at the acceptable error."""
-    words = (
-        "Error rate among the predictions used, by the share used, surest first; the calibrated "
-        "curve is solid, the model's own dashed."
-    )
+    key = "the calibrated curve is solid, the model's own dashed."
+    words = f"Error rate among the predictions used, by the share used, surest first; {key}"
     canvas = Canvas(640, 226, words, "plot wide")
-    frame = Frame(canvas, (66, 12, 542, 160), ticks[-1][0])
-    _axes(frame, "share of predictions used (the surest ones)", "wrong among them", ticks)
-    for side, css in ((before, "curve before"), (after, "curve after")):
-        _draw_curve(frame, side.curve, css)
-    frame.across(point.error, "limit", id="limit")
-    n = len(after.correct)
-    frame.dot(point.before / n, point.error, 6, "dot before", id="dot-before")
-    frame.dot(point.after / n, point.error, 6, "dot after", id="dot-after")
+    frame = Frame(canvas, 66, 12, 542, 160, ticks[-1][0])
+    frame.y_axis(ticks, "wrong among them")
+    frame.x_axis(QUARTERS, "share of predictions used (the surest ones)")
+    _draw_curve(frame, before.curve, "curve before")
+    _draw_curve(frame, after.curve, "curve after")
+    frame.across(point.error, css="limit", id="limit")
+    kept = {"before": point.before, "after": point.after}
+    for side, number in kept.items():
+        used = number / len(after.correct)
+        frame.dot(used, point.error, 6, f"dot {side}", id=f"dot-{side}")
     return canvas.markup(), frame
 
 
 def _draw_bar(frame: Frame, bins: ReliabilityBins, b: int, ends: FloatArray, x: float, width: float) -> None:
     """One bar up to how often the answers are right, its error bar, and a mark at the stated confidence."""
-    stated, right, (least, most) = bins.confidence[b], bins.accuracy[b], ends
-    words = (
-        f"{bins.count[b]:,} predictions say {100 * stated:.0f} % and are right {100 * right:.0f} % "
-        f"({100 * least:.0f} to {100 * most:.0f} %)"
-    )
+    stated, right = bins.confidence[b], bins.accuracy[b]
+    least, most = ends
+    often = f"{100 * right:.0f} % ({100 * least:.0f} to {100 * most:.0f} %)"
+    words = f"{bins.count[b]:,} predictions say {100 * stated:.0f} % and are right {often}"
     faint = " faint" if bins.share[b] < 0.01 else ""
-    canvas, middle, upper = frame.canvas, x + width / 2, frame.y(right)
+    canvas, middle = frame.canvas, x + width / 2
+    upper, low, high = map(frame.y, (right, least, most))
     canvas.rect(x, upper, width, frame.y(0) - upper, f"right{faint}", words)
-    canvas.line(middle, frame.y(least), middle, frame.y(most), f"bar{faint}")
-    for end in map(frame.y, ends):
+    canvas.line(middle, low, middle, high, f"bar{faint}")
+    for end in (low, high):
         canvas.line(middle - 4, end, middle + 4, end, f"bar{faint}")
     canvas.rect(x - 2, frame.y(stated) - 2, width + 4, 4, f"stated{faint}", words)
 
@@ -88,12 +88,8 @@ def _draw_curve(frame: Frame, curve: RiskCoverage, css: str) -> None:
     """The curve, at no more than 400 points."""
     n = len(curve.risk)
     picked = np.linspace(0, n - 1, min(400, n)).astype(int)
-    frame.curve(zip(curve.coverage[picked], curve.risk[picked], strict=True), css)
-
-
-def _axes(frame: Frame, x_label: str, y_label: str, ticks: Sequence[Tick]) -> None:
-    frame.y_axis(ticks, y_label)
-    frame.x_axis(QUARTERS, x_label)
+    points = np.stack([curve.coverage, curve.risk], axis=1)
+    frame.curve(points[picked], css)
 
 
 def slider(
@@ -102,20 +98,21 @@ def slider(
     """The curve of errors over coverage, and what tiles and sentences say at each level."""
     ticks = _error_ticks(before, after, levels[-1].error)
     figure, frame = risk_coverage(before, after, point, ticks)
-    n, every = len(after.correct), max(len(levels) // 8, 1)
+    every = max(len(levels) // 8, 1)
+    steps = [*levels[::every], point]
     return {
         "risk_figure": figure,
-        "points": [_tile(k, least_promise(levels, k), n, frame) for k in levels],
+        "points": [_tile(k, levels, len(after.correct), frame) for k in levels],
         "position": list(levels).index(point),
-        "steps": [k for i, k in enumerate(levels) if i % every == 0 or k == point],
+        "steps": [level for level in levels if level in steps],
     }
 
 
-def _tile(point: OperatingPoint, least: float | None, n: int, frame: Frame) -> dict[str, Any]:
+def _tile(point: OperatingPoint, levels: Sequence[OperatingPoint], n: int, frame: Frame) -> dict[str, Any]:
     human = n - point.after
     return {
         "error": share(point.error),
-        "advice": _advice(point, least),
+        "advice": _advice(point, least_promise(levels, point)),
         "before": f"{point.before:,}",
         "after": f"{point.after:,}",
         "human": f"{human:,}",
@@ -132,10 +129,8 @@ def _advice(point: OperatingPoint, least: float | None) -> str:
     """What the tile says below the number of answers that go to a human."""
     if point.threshold is None:
         return f"They {no_promise(point, least)}."
-    return (
-        f"Answers used without asking: {_limit(point)}. At most {share(point.error)} of them are wrong, with "
-        f"{percent(ASSURANCE)} assurance."
-    )
+    promise = f"At most {share(point.error)} of them are wrong, with {percent(ASSURANCE)} assurance."
+    return f"Answers used without asking: {_limit(point)}. {promise}"
 
 
 def _limit(point: OperatingPoint) -> str:
@@ -151,4 +146,5 @@ def _error_ticks(before: Scored, after: Scored, top: float) -> list[Tick]:
     needed = min(max(float(settled), top), 1.5 * top)
     step = nice_step(needed / 5)
     n_steps = math.ceil(needed / step - 1e-9)
-    return [(k * step, share(k * step)) for k in range(n_steps + 1)]
+    values = [k * step for k in range(n_steps + 1)]
+    return [(value, share(value)) for value in values]

@@ -7,12 +7,12 @@ Thumbnails as PNG inside the page.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import io
 import math
 import platform
 from base64 import b64encode
+from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
@@ -48,7 +48,7 @@ def page(**context: Any) -> str:
 
 
 def _digest(script: str) -> str:
-    return b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return b64encode(sha256(script.encode()).digest()).decode()
 
 
 def _part(kind: str) -> str:
@@ -117,9 +117,8 @@ def to_pixels(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if x.ndim == 3 and x.shape[2] == 1:
         x = x[:, :, 0]
     if x.ndim not in (2, 3) or x.shape[2:] not in ((), (3,)) or 0 in x.shape:
-        raise ValueError(
-            f"an image must have shape (H, W), (C, H, W) or (H, W, C) with 1 or 3 channels, got {given.shape}"
-        )
+        shapes = "(H, W), (C, H, W) or (H, W, C) with 1 or 3 channels"
+        raise ValueError(f"an image must have shape {shapes}, got {given.shape}")
     step = math.ceil(max(x.shape[:2]) / SIDE)
     x = x[::step, ::step]
     return x if x.dtype == np.uint8 else _stretched(x.astype(float))

@@ -70,8 +70,8 @@ def _round_levels(error_rate: float, n: int) -> set[float]:
     std = math.sqrt(error_rate * (1 - error_rate) / n)
     top = min(max(error_rate + 3 * std + 4 / n, 1e-3), 0.95)
     step = nice_step(top / N_LEVELS)
-    n_steps = math.ceil(top / step - 1e-9)
-    return {round((k + 1) * step, 12) for k in range(n_steps)}
+    beyond = math.ceil(top / step - 1e-9) + 1
+    return {round(k * step, 12) for k in range(1, beyond)}
 
 
 def chosen_level(levels: Sequence[OperatingPoint], wanted: float | None, n: int) -> OperatingPoint:
