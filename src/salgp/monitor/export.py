@@ -17,6 +17,7 @@ __all__ = ["history", "metrics", "prometheus"]
 
 LABELS = {"alarm": "kind", "evidence": "kind", "effect": "feature", "predicted_share": "class"}
 """Prometheus label of each metric that is a dictionary."""
+ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def history(settings: Settings, log: Sequence[Record]) -> dict[str, NDArray[Any]]:
@@ -29,7 +30,8 @@ def history(settings: Settings, log: Sequence[Record]) -> dict[str, NDArray[Any]
         ``accuracy_alarm``; and ``count.CLASS`` for every predicted class.
     """
     names = _class_names(settings)
-    empty, *rows = (_row(settings, record, names) for record in (Record("", 0, None, ""), *log))
+    empty = _row(settings, Record("", 0, None, ""), names)
+    rows = [_row(settings, record, names) for record in log]
     return {name: np.array([row[name] for row in rows]) for name in empty}
 
 
@@ -89,7 +91,7 @@ def prometheus(found: Mapping[str, Any], prefix: str = "salgp") -> str:
         lines.append(f"# TYPE {prefix}_{name} gauge")
         if isinstance(value, Mapping):
             label = LABELS[name]
-            lines += [f'{prefix}_{name}{{{label}="{_escaped(k)}"}} {v}' for k, v in value.items()]
+            lines += [f'{prefix}_{name}{{{label}="{k.translate(ESCAPES)}"}} {v}' for k, v in value.items()]
         else:
             lines.append(f"{prefix}_{name} {str(value).replace('nan', 'NaN')}")
     return "\n".join(lines) + "\n"
@@ -99,11 +101,7 @@ def _accuracy(name: str, found: Estimate) -> dict[str, float]:
     return {name: found.value, f"{name}_lower": found.lower, f"{name}_upper": found.upper}
 
 
-def _escaped(label: str) -> str:
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
 def _class_names(settings: Settings) -> Sequence[str | int]:
     """Their numbers where two classes have one name."""
-    names = settings.class_names or ()
-    return names if len(set(names)) == settings.n_classes else range(settings.n_classes)
+    n, names = settings.n_classes, settings.class_names or ()
+    return names if len(set(names)) == n else range(n)

@@ -78,8 +78,8 @@ class Martingale:
 
     def __post_init__(self) -> None:
         """Refuse what no sequence of bets gives, such as a damaged file."""
-        capital = self.log_capital
-        if np.isnan(capital).any() or capital.max(initial=0) == np.inf or math.isnan(self.peak):
+        finite = (self.log_capital < np.inf).all()
+        if not finite or math.isnan(self.peak):
             raise ValueError("log capital must be a number")
         if not 0 <= self.blocks < 2**31:
             raise ValueError(f"blocks must be from 0 to 2^31, got {self.blocks}")
@@ -92,7 +92,8 @@ class Martingale:
     def after_block(self, gain: FloatArray, **changes: Any) -> Self:
         """After one more block, in which new bets start; ``gain`` is the log gain of every bet."""
         b = self.blocks + 1
-        capital = np.logaddexp(self.log_capital, -np.log(b * (b + 1))) + gain
+        new_bets = -np.log(b * (b + 1))
+        capital = np.logaddexp(self.log_capital, new_bets) + gain
         after = replace(self, log_capital=capital, blocks=b, **changes)
         return replace(after, peak=max(self.peak, after.log_total))
 
@@ -113,7 +114,8 @@ class ConformalMartingale(Martingale):
     def start(reference: IntArray) -> ConformalMartingale:
         """No bet yet; ``reference`` are the cells ``(n, J)`` of reference samples."""
         counts = cell_counts(reference)
-        nothing = np.full((len(counts), len(FREQUENCIES), len(STAKES)), -np.inf)
+        shape = len(counts), len(FREQUENCIES), len(STAKES)
+        nothing = np.full(shape, -np.inf)
         return ConformalMartingale(nothing, counts=counts)
 
     @property
@@ -173,9 +175,10 @@ def _ranks(counts: IntArray, values: IntArray, draws: FloatArray) -> FloatArray:
     larger = below[:, -1] - below[feature, values]  # (n, J)
     equal = counts[feature, values] + 1  # itself
     earlier = np.tri(len(values), k=-1, dtype=bool)
-    for j, column in enumerate(values.T):
-        larger[:, j] += ((column > column[:, None]) & earlier).sum(1)
-        equal[:, j] += ((column == column[:, None]) & earlier).sum(1)
+    for more, same, column in zip(larger.T, equal.T, values.T, strict=True):
+        own = column[:, None]
+        more += ((column > own) & earlier).sum(1)
+        same += ((column == own) & earlier).sum(1)
     total = below[:, -1] + np.arange(1, len(values) + 1)[:, None]
     return (larger + draws * equal) / total
 
