@@ -45,12 +45,14 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def new_axes(ax: Axes | None, width: float = 5.0, height: float = 3.6) -> Axes:
+def new_axes(ax: Axes | None, height: float = 3.6) -> Axes:
     """The axes given, or those of a new figure."""
-    return new_figure(width, height).add_subplot() if ax is None else ax
+    return new_figure(5.0, height).add_subplot() if ax is None else ax
 
 
 _FAINT_RED = "#F3C4B8"
+DOTS = (0, (1, 1.6))
+UNIT = (0, 1)
 Look = dict[str, Any]
 
 
@@ -100,12 +102,13 @@ def reliability_diagram(
 
 def _draw_shares(ax: Axes, bins: ReliabilityBins) -> None:
     """Share of samples per bin, with dotted lines at mean accuracy and mean confidence."""
-    look: Look = {"align": "edge", "color": "0.85", "edgecolor": "0.3", "linewidth": 0.6}
-    ax.bar(bins.edges[:-1], bins.share, np.diff(bins.edges), **look)
+    look = Look(align="edge", color="0.85", edgecolor="0.3", linewidth=0.6)
+    left, width = bins.edges[:-1], np.diff(bins.edges)
+    ax.bar(left, bins.share, width, **look)
     _draw_mean(ax, bins, "accuracy", color=BLUE, linestyle=":", linewidth=1.6)
-    _draw_mean(ax, bins, "confidence", color=RED, linestyle=(0, (1, 1.6)), linewidth=3.6)
+    _draw_mean(ax, bins, "confidence", color=RED, linestyle=DOTS, linewidth=3.6)
     top = min(1.0, 1.15 * float(bins.share.max()))
-    ax.set(ylabel="share of\nsamples", xlim=(0, 1), ylim=(0, top))
+    ax.set(ylabel="share of\nsamples", xlim=UNIT, ylim=(0, top))
     ax.legend(loc="upper left", fontsize="small", framealpha=0.9)
 
 
@@ -119,16 +122,17 @@ def _draw_accuracy(ax: Axes, bins: ReliabilityBins) -> None:
     some = bins.count > 0
     columns = bins.edges[:-1], np.diff(bins.edges), bins.accuracy, bins.gap
     left, width, accuracy, gap = (column[some] for column in columns)
-    look: Look = {"align": "edge", "color": BLUE, "edgecolor": "black", "linewidth": 0.6}
+    look = Look(align="edge", color=BLUE, edgecolor="black", linewidth=0.6)
     ax.bar(left, accuracy, width, label="observed accuracy", **look)
     look = {"align": "edge", "facecolor": _FAINT_RED, "edgecolor": RED, "linewidth": 0.8}
     for kind, hatch, here in (("over", "///", gap > 0), ("under", "\\\\\\", gap < 0)):
         if here.any():
-            bars = left[here], gap[here], width[here], accuracy[here]
+            bars = [column[here] for column in (left, gap, width, accuracy)]
             ax.bar(*bars, hatch=hatch, label=f"gap: {kind}confident", **look)
     ax.hlines(accuracy, left, left + width, color="black", linewidth=1.8)
-    ax.plot([0, 1], [0, 1], linestyle="--", color=GREY, linewidth=1.2, label="perfectly calibrated")
-    ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+    look = Look(linestyle="--", color=GREY, linewidth=1.2, label="perfectly calibrated")
+    ax.plot(UNIT, UNIT, **look)
+    ax.set(xlabel="confidence", ylabel="accuracy", xlim=UNIT, ylim=UNIT)
 
 
 def _draw_intervals(ax: Axes, bins: ReliabilityBins, level: float) -> None:
@@ -136,8 +140,9 @@ def _draw_intervals(ax: Axes, bins: ReliabilityBins, level: float) -> None:
     some = bins.count > 0
     middle = (bins.edges[:-1] + bins.edges[1:]) / 2
     error = abs(np.stack(accuracy_band(bins, level)) - bins.accuracy)
-    look: Look = {"fmt": "none", "ecolor": "black", "elinewidth": 1.2, "capsize": 2.5}
-    ax.errorbar(middle[some], bins.accuracy[some], error[:, some], label="exact interval", **look)
+    look = Look(fmt="none", ecolor="black", elinewidth=1.2, capsize=2.5)
+    x, y = middle[some], bins.accuracy[some]
+    ax.errorbar(x, y, error[:, some], label="exact interval", **look)
 
 
 def risk_coverage_curves(curves: Mapping[str, RiskCoverage], ax: Axes | None = None) -> Axes:
@@ -161,7 +166,8 @@ def risk_coverage_curves(curves: Mapping[str, RiskCoverage], ax: Axes | None = N
     for k, (name, curve) in enumerate(curves.items()):
         colour, dash, _, _ = CYCLE[k % len(CYCLE)]
         name = f"{name} (area {curve.area:.3f})"
-        ax.plot(curve.coverage, curve.risk, color=colour, linestyle=dash, linewidth=1.8, label=name)
+        look = Look(color=colour, linestyle=dash, linewidth=1.8, label=name)
+        ax.plot(curve.coverage, curve.risk, **look)
     ax.set(xlabel="coverage (share of samples accepted)", xlim=(0, 1))
     ax.set(ylabel="error rate among accepted", ylim=(0, None))
     ax.legend(loc="best", fontsize="small")
@@ -188,17 +194,18 @@ def layer_profile(terms: LayerTerms, weights: ArrayLike | None = None, ax: Axes 
     """
     series = _of_layers(terms, weights)
     n, height = len(terms.names), 0.8 / len(series)
-    ax = new_axes(ax, 5.0, 1.2 + 0.22 * n * len(series))
-    place = np.arange(n) - (len(series) - 1) / 2 * height
+    ax = new_axes(ax, 1.2 + 0.22 * n * len(series))
+    above = (len(series) - 1) / 2 * height
+    place = np.arange(n) - above
     for k, (name, values) in enumerate(series.items()):
         colour, _, _, hatch = CYCLE[k]
         share = values / (values.sum() or 1.0)
-        look: Look = {"color": colour, "edgecolor": "white", "hatch": hatch}
-        ax.barh(place + k * height, share, height, label=f"share of {name}", **look)
+        look = Look(color=colour, edgecolor="white", hatch=hatch, label=f"share of {name}")
+        ax.barh(place + k * height, share, height, **look)
     ax.set(xlabel="share", xlim=(0, None), ylim=(n - 0.5, -0.5))
     ax.set_yticks(range(n), terms.names)
-    look = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "fontsize": "small", "frameon": False}
-    ax.legend(ncols=len(series), **look)
+    look = Look(bbox_to_anchor=(0.5, 1.0), fontsize="small", frameon=False)
+    ax.legend(loc="lower center", ncols=len(series), **look)
     return ax
 
 
