@@ -93,18 +93,14 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
         ValueError: logits holds NaN or infinity in row 0 (1 rows in all); clean the data or the network first
     """
     if not isinstance(features, Features):
-        raise TypeError(
-            f"expected salgp.Features, got {type(features).__name__}; build them with "
-            f"salgp.extract or Features(logits, layers)"
-        )
+        advice = "build them with salgp.extract or Features(logits, layers)"
+        raise TypeError(f"expected salgp.Features, got {type(features).__name__}; {advice}")
     n, n_classes = features.logits.shape
     if n == 0 and not allow_empty:
         raise ValueError("no samples: the features are empty")
     if n_classes < 2:
-        raise ValueError(
-            f"logits must have at least 2 columns (classes), got {n_classes}; for a "
-            f"binary network pass (n, 2) logits [0, z]"
-        )
+        advice = "for a binary network pass (n, 2) logits [0, z]"
+        raise ValueError(f"logits must have at least 2 columns (classes), got {n_classes}; {advice}")
     if with_layers:
         _check_widths(features.widths)
     layers = features.layers if with_layers else {}
@@ -121,10 +117,9 @@ def _check_widths(widths: Mapping[str, int]) -> None:
         if width == 0:
             raise ValueError(f"layer {name!r} has no columns; leave it out: features.select([...])")
     if not widths:
-        raise ValueError(
-            "this method reads hidden layers, but the features have none; extract them with "
-            "salgp.extract(model, loader), or take a method that reads the scores only, such as temperature"
-        )
+        other = "take a method that reads the scores only, such as temperature"
+        advice = f"extract them with salgp.extract(model, loader), or {other}"
+        raise ValueError(f"this method reads hidden layers, but the features have none; {advice}")
 
 
 def check_reference(reference: Features, features: Features, with_layers: bool) -> Features:
@@ -134,14 +129,12 @@ def check_reference(reference: Features, features: Features, with_layers: bool) 
     """
     check_features(reference, with_layers)
     if reference.n_classes != features.n_classes:
-        raise ValueError(
-            f"the reference has scores of {reference.n_classes} classes, the calibration samples of "
-            f"{features.n_classes}: is it the same network?"
-        )
+        both = f"{reference.n_classes} classes, the calibration samples of {features.n_classes}"
+        raise ValueError(f"the reference has scores of {both}: is it the same network?")
     if not with_layers:
         return reference
     theirs, ours = reference.widths, features.widths
-    if any(theirs.get(name) != width for name, width in ours.items()):
+    if not ours.items() <= theirs.items():
         raise ValueError(f"reference layers {theirs} differ from the calibration layers {ours}")
     return reference.select(features.layer_names)
 
@@ -199,10 +192,8 @@ def _no_errors(features: Features, labels: Tensor) -> str | None:
     known = labels >= 0
     if not known.any() or not features.correct(labels)[known].all():
         return None
-    return (
-        "no errors: every calibration sample is classified correctly, so nothing can be learned about "
-        "errors; calibrate on data the network was not trained on, and on more of it"
-    )
+    found = "every calibration sample is classified correctly, so nothing can be learned about errors"
+    return f"no errors: {found}; calibrate on data the network was not trained on, and on more of it"
 
 
 def _missing_classes(features: Features, labels: Tensor) -> str | None:
@@ -211,11 +202,10 @@ def _missing_classes(features: Features, labels: Tensor) -> str | None:
     n, c = int(count.sum()), len(count)
     if not missing or (n < PER_CLASS * c and len(missing) <= c / 2):
         return None
-    names = [*map(str, missing[:5]), *(["..."] if len(missing) > 5 else [])]
-    return (
-        f"no calibration samples of {len(missing)} of {c} classes ({', '.join(names)}): confidences of "
-        f"predictions that should be one of them are not calibrated"
-    )
+    more = ["..."] if len(missing) > 5 else []
+    names = [*map(str, missing[:5]), *more]
+    why = "confidences of predictions that should be one of them are not calibrated"
+    return f"no calibration samples of {len(missing)} of {c} classes ({', '.join(names)}): {why}"
 
 
 def _probabilities(features: Features) -> str | None:
@@ -223,17 +213,17 @@ def _probabilities(features: Features) -> str | None:
     if kind is None:
         return None
     arrays = "call them probs" if kind == "probabilities" else "pass log(p / (1 - p))"
-    return (
-        f"the logits look like {kind}: all lie in [0, 1]. They are used as logits, as announced; if the "
-        f"classifier ends in a softmax or sigmoid, say so: {arrays} instead of logits, as an argument or in "
-        f'a file; of a network, output="{kind}", on the command line --output {kind}'
-    )
+    found = f"the logits look like {kind}: all lie in [0, 1]. They are used as logits, as announced"
+    network = f'of a network, output="{kind}", on the command line --output {kind}'
+    advice = f"{arrays} instead of logits, as an argument or in a file; {network}"
+    return f"{found}; if the classifier ends in a softmax or sigmoid, say so: {advice}"
 
 
 def _zeros(features: Features, labels: Tensor) -> str | None:
     known = labels >= 0
     true = at_class(features.logits, labels.clamp_min(0))
-    n, zeros = int(known.sum()), int(((true == ZERO) & known).sum())
+    n = int(known.sum())
+    zeros = int(((true == ZERO) & known).sum())
     if zeros <= ZEROS * n:
         return None
     return (
@@ -248,11 +238,9 @@ def _shared_rows(features: Features, reference: Features) -> str | None:
     shared = rows_in(features.logits, reference.logits)
     if shared <= SHARED * len(features):
         return None
-    return (
-        f"{shared} of {len(features)} calibration samples are in the reference too: there they are their own "
-        f"nearest neighbours, so confidences may come out too high; keep the two sets apart (equal rows of a "
-        f"table with few values are harmless)"
-    )
+    why = "there they are their own nearest neighbours, so confidences may come out too high"
+    advice = "keep the two sets apart (equal rows of a table with few values are harmless)"
+    return f"{shared} of {len(features)} calibration samples are in the reference too: {why}; {advice}"
 
 
 def rows_in(rows: Tensor, others: Tensor) -> int:
@@ -290,20 +278,17 @@ def _check_numbers(what: str, x: Tensor, largest: float, features: Features, lim
     if largest <= limit:
         return
     if largest < math.inf:
-        raise ValueError(
-            f"{what} holds numbers of size {largest:.0e}, whose distances overflow; expected at most "
-            f"{limit:.0e}: scale the layer, or look for what has diverged in the network"
-        )
+        size = f"{largest:.0e}, whose distances overflow; expected at most {limit:.0e}"
+        advice = "scale the layer, or look for what has diverged in the network"
+        raise ValueError(f"{what} holds numbers of size {size}: {advice}")
     wrong = non_finite_rows(x)
     rows, place = features.originals
     samples = rows[place[wrong].unique()]
     first = int(samples[0])
     where = f"row {first}" if first in wrong else f"an augmented sample of row {first}"
     note = "" if features.groups is None else ", augmented samples not counted"
-    raise ValueError(
-        f"{what} holds NaN or infinity in {where} ({len(samples)} rows in all{note}); clean the data "
-        f"or the network first"
-    )
+    found = f"NaN or infinity in {where} ({len(samples)} rows in all{note})"
+    raise ValueError(f"{what} holds {found}; clean the data or the network first")
 
 
 CLAIMED = 0.1
@@ -327,10 +312,8 @@ def refuse_signs(labels: Tensor, n_classes: int) -> None:
     """
     minus, zero, plus = (int((labels == value).sum()) for value in (-1, 0, 1))
     if n_classes == 2 and zero == 0 and min(minus, plus) >= 2:
-        raise ValueError(
-            "labels are -1 and 1; two classes are numbered 0 and 1 (-1 is an unknown class): pass "
-            "(labels + 1) // 2"
-        )
+        expected = "two classes are numbered 0 and 1 (-1 is an unknown class)"
+        raise ValueError(f"labels are -1 and 1; {expected}: pass (labels + 1) // 2")
 
 
 @dataclass(frozen=True)
@@ -364,10 +347,8 @@ def misaligned(features: Features, labels: Tensor) -> str | None:
     """
     known = labels >= 0
     if not known.any():
-        return (
-            "no calibration sample has a known class: all labels are -1; number the classes from 0, in the "
-            "order of the network's outputs"
-        )
+        advice = "number the classes from 0, in the order of the network's outputs"
+        return f"no calibration sample has a known class: all labels are -1; {advice}"
     found = _hits(features, labels)
     ask = "are the labels in the order of the network's classes, and aligned with the samples?"
     if found.hits == 0 and (1 - found.mean / found.n) ** found.n < NEVER:
@@ -378,13 +359,13 @@ def misaligned(features: Features, labels: Tensor) -> str | None:
     looked_at = known.nonzero()[:: 1 + found.n // LOOKED_AT, 0]
     s = features[looked_at].confidence.double()
     claimed = float(s.mean())
-    sd = float((s * (1 - s)).mean() / found.n) ** 0.5
+    variance = float((s * (1 - s)).mean())
+    sd = (variance / found.n) ** 0.5
     if claimed < accuracy + max(CLAIMED, SURE * sd):
         return None
-    return (
-        f"the network is right on {accuracy:.0%} of the calibration samples, no more than if their labels "
-        f"were shuffled ({found.mean / found.n:.0%}), and claims {claimed:.0%}: {ask}"
-    )
+    right = f"the network is right on {accuracy:.0%} of the calibration samples"
+    least = f"no more than if their labels were shuffled ({found.mean / found.n:.0%})"
+    return f"{right}, {least}, and claims {claimed:.0%}: {ask}"
 
 
 def misaligned_reference(calibration: Labelled, reference: Labelled) -> str | None:
@@ -400,19 +381,21 @@ def misaligned_reference(calibration: Labelled, reference: Labelled) -> str | No
     noise = SURE * (accuracy * (1 - accuracy) * (1 / here.n + 1 / there.n)) ** 0.5
     if lower > accuracy - max(noise, CLAIMED):
         return None
-    return (
-        f"the network is right on {lower:.0%} of the reference samples, and on {accuracy:.0%} "
-        f"of the calibration samples, though it was trained on the reference: are the labels of the "
-        f"reference in the order of the network's classes, and aligned with its samples?"
+    there_right = f"{lower:.0%} of the reference samples, and on {accuracy:.0%} of the calibration samples"
+    ask = (
+        "are the labels of the reference in the order of the network's classes, and aligned with its samples?"
     )
+    return f"the network is right on {there_right}, though it was trained on the reference: {ask}"
 
 
 def _hits(features: Features, labels: Tensor) -> _Hits:
     known = labels >= 0
     true, predicted = labels[known], features.label[known]
-    b, a = (torch.bincount(x, minlength=features.n_classes).double() for x in (true, predicted))
+    c = features.n_classes
+    b, a = (torch.bincount(x, minlength=c).double() for x in (true, predicted))
     n = len(true)
-    both, three = float((a * b).sum()), float((a * b * (a + b)).sum())
+    both = float((a * b).sum())
+    three = float((a * b * (a + b)).sum())
     mean = both / max(n, 1)
     variance = max(both - three / max(n, 1) + mean**2, 0.0) / max(n - 1, 1)
     return _Hits(n, int((true == predicted).sum()), mean, variance**0.5)

@@ -64,7 +64,8 @@ def predict_corrections(structure: Structure, posterior: Posterior, features: Fe
 
 def chunk_size(structure: Structure, fitted: Fitted) -> int:
     """Samples predicted at once so that no more than `CHUNK_ENTRIES` covariances are held."""
-    return max(1, CHUNK_ENTRIES // (len(fitted.posterior.alpha) * len(structure.layers)))
+    of_one = len(fitted.posterior.alpha) * len(structure.layers)
+    return max(1, CHUNK_ENTRIES // of_one)
 
 
 def _sample_moments(structure: Structure, posterior: Posterior, rows: Rows) -> Moments:
@@ -75,9 +76,10 @@ def _sample_moments(structure: Structure, posterior: Posterior, rows: Rows) -> M
         return mean, variance, mean[:, None], variance[:, None]
     compared, single = gaps(rows, posterior.rows, covariance), rows.single()
     own = gaps(single, single, covariance)
-    projected = [posterior.project(term(theta, compared)) for term in covariance.terms]
+    terms = covariance.terms
+    projected = [posterior.project(term(theta, compared)) for term in terms]
     means, reduced = zip(*projected, strict=True)
-    priors = [term(theta, own)[..., 0, 0] for term in covariance.terms]
+    priors = [term(theta, own).flatten() for term in terms]
     variances = list(map(remaining, priors, reduced))
     variance = remaining(sum(priors[1:], priors[0]), sum(reduced[1:], reduced[0]))
     return sum(means), variance, torch.stack(means, 1), torch.stack(variances, 1)

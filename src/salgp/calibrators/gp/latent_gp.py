@@ -22,14 +22,8 @@ from torch import Tensor
 
 from salgp.calibrators.base import CalibrationWarning, Calibrator, Training
 from salgp.features import Features
-from salgp.gp.linalg import (
-    cholesky,
-    eye_like,
-    inverse_positive,
-    log_determinant,
-    lower_inverse,
-    solve_positive,
-)
+from salgp.gp import linalg
+from salgp.gp.linalg import cholesky
 from salgp.logits import at_class, at_least_single, best_temperature, row_chunks
 from salgp.prediction import INTERVAL_SD, Prediction
 
@@ -93,8 +87,8 @@ class GPCalibration(Calibrator):
         u = _inducing_points(logits, self.n_inducing)
         basis = _choose_basis(*_spread_subset(z, y), u)
         found = _posterior(z, y, basis)
-        self.inducing_, self.amplitude_, self.lengthscale_ = u, basis.amplitude, basis.lengthscale
-        self.mean_, self.cov_ = found.mean, found.cov
+        self.amplitude_, self.lengthscale_ = basis.amplitude, basis.lengthscale
+        self.inducing_, self.mean_, self.cov_ = u, found.mean, found.cov
 
     def _predict(self, features: Features) -> Prediction:
         basis = _basis(self.inducing_, self.amplitude_, self.lengthscale_)
@@ -107,8 +101,9 @@ class GPCalibration(Calibrator):
         tiny = torch.finfo(probs.dtype).tiny
         mean = Prediction.from_probs(features, probs.clamp_(min=tiny))
         half = INTERVAL_SD * spread
-        lower, upper = mean.confidence - half, mean.confidence + half
-        return replace(mean, std=spread, lower=lower.clamp(0, 1), upper=upper.clamp(0, 1))
+        lower = (mean.confidence - half).clamp(0, 1)
+        upper = (mean.confidence + half).clamp(0, 1)
+        return replace(mean, std=spread, lower=lower, upper=upper)
 
 
 @dataclass(frozen=True)
@@ -127,7 +122,7 @@ class _Basis:
 
 def _basis(inducing: Tensor, amplitude: float, lengthscale: float) -> _Basis:
     Kuu = _kernel(inducing, inducing, amplitude, lengthscale)
-    whiten = lower_inverse(cholesky(Kuu, start=LEAST_JITTER))
+    whiten = linalg.lower_inverse(cholesky(Kuu, start=LEAST_JITTER))
     return _Basis(inducing, amplitude, lengthscale, whiten)
 
 
@@ -191,7 +186,7 @@ def _posterior(logits: Tensor, labels: Tensor, basis: _Basis) -> _Posterior:
     v = torch.zeros_like(basis.inducing)
     value, gradient, curvature, slack = objective(v)
     for _ in range(50):
-        step = solve_positive(curvature, gradient)
+        step = linalg.solve_positive(curvature, gradient)
         if float(gradient @ step) < 1e-8 * (1 + abs(value)):
             break
         start, least = v, value
@@ -201,8 +196,8 @@ def _posterior(logits: Tensor, labels: Tensor, basis: _Basis) -> _Posterior:
             if value >= least:
                 break
     L = cholesky(curvature)
-    bound = value - slack - 0.5 * float(log_determinant(L))
-    return _Posterior(v, inverse_positive(L), bound)
+    bound = value - slack - 0.5 * float(linalg.log_determinant(L))
+    return _Posterior(v, linalg.inverse_positive(L), bound)
 
 
 def _objective(chunks: Iterable[Chunk], amplitude: float, v: Tensor) -> tuple[float, Tensor, Tensor, float]:
@@ -211,12 +206,12 @@ def _objective(chunks: Iterable[Chunk], amplitude: float, v: Tensor) -> tuple[fl
     """
     m = len(v)
     value, slack = -0.5 * float(v @ v), 0.0
-    gradient, curvature = -v, eye_like(v)
+    gradient, curvature = -v, linalg.eye_like(v)
     for z, y, A in chunks:
         log_p = torch.log_softmax(z + A @ v, dim=1)
         p = log_p.exp()
         mean = torch.einsum("bk,bkm->bm", p, A)
-        true = A.take_along_dim(y[..., None], dim=1)[:, 0]
+        true = A.take_along_dim(y[..., None], 1)[:, 0]
         value += float(log_p.gather(1, y).sum())
         gradient = gradient + (true - mean).sum(dim=0)
         flat = A.reshape(-1, m)

@@ -157,8 +157,8 @@ def _check(name: str, widths: Mapping[str, int], kernel: str, groups: tuple[str,
 
 def rows_of(structure: Structure, features: Features) -> Rows:
     """Rows of the given features: blocks ``(n, d)``, or ``(n, L, d)`` where the structure is stacked."""
-    names = {block for block, _ in structure.covariance.reads()}
-    blocks = {name: _block(name, structure, features) for name in sorted(names)}
+    names = sorted({block for block, _ in structure.covariance.reads()})
+    blocks = {name: _block(name, structure, features) for name in names}
     return Rows(blocks, {name: _group(name, structure, features) for name in structure.groups})
 
 

@@ -63,7 +63,8 @@ class BBQ(TopLabelCalibrator):
     beta: float | None = None
 
     def _learn(self, top: TopLabel, correct: Tensor) -> None:
-        self._keep(binnings(*sorted_by_confidence(top, correct)), self._prior())
+        score, hit = sorted_by_confidence(top, correct)
+        self._keep(binnings(score, hit), self._prior())
 
     def _keep(self, bins: Binnings, prior: Prior) -> None:
         """Keep the average over all binnings."""
@@ -80,7 +81,8 @@ class BBQ(TopLabelCalibrator):
         return self.alpha, self.beta
 
     def _confidence(self, top: TopLabel) -> Tensor:
-        return self.steps_[torch.searchsorted(self.steps_at_, top.confidence.double(), right=True) - 1]
+        place = torch.searchsorted(self.steps_at_, top.confidence.double(), right=True)
+        return self.steps_[place - 1]
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Average:
 
 def sorted_by_confidence(top: TopLabel, correct: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Confidences in rising order, and 1 where the answer is correct."""
-    score, hit = top.confidence.cpu().double().numpy(), correct.cpu().numpy()
+    score = top.confidence.cpu().double().numpy()
+    hit = correct.cpu().numpy()
     order = np.lexsort((hit, score))
     return score[order], hit[order].astype(np.float64)
 
@@ -126,12 +129,14 @@ def binnings(score: np.ndarray, hit: np.ndarray) -> Binnings:
     last = np.diff(model, append=-1) != 0
     low = np.searchsorted(score, left) * (left > 0)
     high = np.where(last, n, np.searchsorted(score, right))
-    return Binnings(model, n_bins, left, right, high - low, total[high] - total[low])
+    hits = total[high] - total[low]
+    return Binnings(model, n_bins, left, right, high - low, hits)
 
 
 def _edges(score: np.ndarray, n_bins: int) -> np.ndarray:
     """Edges of bins of equally many sorted scores."""
-    cuts = np.rint(np.arange(1, n_bins) * len(score) / n_bins).astype(int)
+    even = np.arange(1, n_bins) * len(score) / n_bins
+    cuts = np.rint(even).astype(int)
     midway = (score[cuts - 1] + score[cuts]) / 2
     return np.concatenate([[0.0], midway, [1.0]])
 
@@ -139,7 +144,8 @@ def _edges(score: np.ndarray, n_bins: int) -> np.ndarray:
 def _pseudo_counts(bins: Binnings, prior: Prior) -> tuple[np.ndarray, np.ndarray]:
     """``alpha_b`` and ``beta_b`` of each bin."""
     if prior is not None:
-        return np.full_like(bins.left, prior[0]), np.full_like(bins.left, prior[1])
+        alpha, beta = prior
+        return np.full_like(bins.left, alpha), np.full_like(bins.left, beta)
     strength = STRENGTH / bins.n_bins[bins.model]
     centre = (bins.left + bins.right) / 2
     return strength * centre, strength * (1 - centre)
@@ -162,6 +168,8 @@ def average(bins: Binnings, prior: Prior) -> Average:
     a, b = _pseudo_counts(bins, prior)
     value = (bins.hits + a) / np.maximum(bins.size + a + b, 1e-300)
     first = np.diff(bins.model, prepend=-1) != 0
-    jump = weights[bins.model] * np.where(first, value, value - np.roll(value, 1))
+    rise = np.where(first, value, value - np.roll(value, 1))
+    jump = weights[bins.model] * rise
     order = np.lexsort((~first, bins.left))
-    return Average(weights, bins.left[order], np.cumsum(jump[order]).clip(0, 1))
+    steps = np.cumsum(jump[order]).clip(0, 1)
+    return Average(weights, bins.left[order], steps)

@@ -117,9 +117,10 @@ class MatrixScaling(AffineScaling):
         c = features.n_classes
         start = torch.eye(c, dtype=torch.float64)
         off_diagonal = torch.full_like(start, self.off_diagonal_penalty / (c * c - c))
-        penalties = off_diagonal.fill_diagonal_(DIAGONAL_PENALTY / c), self.intercept_penalty
+        penalty = off_diagonal.fill_diagonal_(DIAGONAL_PENALTY / c)
+        options = penalty, self.intercept_penalty, self.max_iterations
         x = self._inputs(features)
-        self.weight_, self.bias_ = fit_affine(x, labels, start, *penalties, self.max_iterations)
+        self.weight_, self.bias_ = fit_affine(x, labels, start, *options)
 
 
 @dataclass(repr=False, eq=False)
@@ -200,18 +201,22 @@ def fit_affine(
         return start, zero
     size = _root_mean_square(x) or 1.0  # parameters are scaled by it, so that large logits converge as fast
 
+    sizes = [start.numel(), c]
+
     def unpack(flat: np.ndarray) -> tuple[Tensor, Tensor]:
-        W, b = torch.tensor(flat).split([start.numel(), c])
+        W, b = torch.tensor(flat).split(sizes)
         return W.view_as(start) / size, b
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         W, b = unpack(flat)
-        value, slope_W, slope_b = _nll_gradient(x, labels, W.to(x.device), b.to(x.device))
+        value, slope_W, slope_b = _nll_gradient(x, labels, W, b)
         away = W - start
-        value += float((penalty * away**2).sum() + intercept * (b**2).mean())
+        of_weights = (penalty * away**2).sum()
+        value += float(of_weights + intercept * (b**2).mean())
         slope_W = slope_W.cpu() + 2 * penalty * away
         slope_b = slope_b.cpu() + 2 * intercept * b / c
-        return value, torch.cat([(slope_W / size).flatten(), slope_b]).numpy()
+        slope = torch.cat([(slope_W / size).flatten(), slope_b])
+        return value, slope.numpy()
 
     begin = torch.cat([(start * size).flatten(), zero])
     W, b = unpack(_lbfgs(loss, begin.numpy(), max_iterations, tolerance))
@@ -226,15 +231,18 @@ def _root_mean_square(x: Tensor) -> float:
 
 def _nll_gradient(x: Tensor, labels: Tensor, W: Tensor, b: Tensor) -> tuple[float, Tensor, Tensor]:
     """Mean negative log-likelihood of ``softmax(W x + b)`` and its gradient, in chunks of rows."""
-    value, grad_W, grad_b = 0.0, torch.zeros_like(W), torch.zeros_like(b)
+    n, value = len(x), 0.0
+    W, b = W.to(x.device), b.to(x.device)
+    grad_W, grad_b = torch.zeros_like(W), torch.zeros_like(b)
     for rows in row_chunks(*x.shape):
         z, y = x[rows].double(), labels[rows, None]
         log_p = torch.log_softmax(affine(z, W, b), dim=1)
         value -= float(log_p.gather(1, y).sum())
-        error = log_p.exp_().scatter_add_(1, y, torch.full_like(y, -1, dtype=z.dtype))  # p - onehot
+        minus_one = torch.full_like(y, -1, dtype=z.dtype)
+        error = log_p.exp_().scatter_add_(1, y, minus_one)  # p - onehot
         grad_W += (error * z).sum(dim=0) if W.ndim == 1 else error.T @ z
         grad_b += error.sum(dim=0)
-    return value / len(x), grad_W / len(x), grad_b / len(x)
+    return value / n, grad_W / n, grad_b / n
 
 
 def _lbfgs(loss: Callable[..., Any], start: np.ndarray, max_iterations: int, tolerance: float) -> np.ndarray:
@@ -332,7 +340,7 @@ def _left_out(x: Tensor, y: Tensor, identity: Tensor | None, n_maps: int) -> Ten
 
 def _sorted(x: Tensor, y: Tensor) -> Tensor:
     """Rows by the likelihood of their true class and then by their largest numbers, whatever their order."""
-    largest = x.sort(dim=1, descending=True).values[:, :8]
+    largest = x.sort(1, descending=True).values[:, :8]
     own = x.gather(1, y[:, None])
     keys = torch.cat([largest, own], dim=1).T.cpu().numpy()
     return torch.from_numpy(np.lexsort(keys)).to(x.device)

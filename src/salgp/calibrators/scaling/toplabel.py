@@ -253,7 +253,8 @@ class BetaCalibration(TopLabelCalibrator):
 
     def _confidence(self, top: TopLabel) -> Tensor:
         X = _beta_inputs(top.log_odds)
-        weights = torch.tensor([self.a_, self.b_, self.intercept_], dtype=X.dtype)
+        learned = [self.a_, self.b_, self.intercept_]
+        weights = torch.tensor(learned, dtype=X.dtype)
         return torch.sigmoid(X @ weights.to(X.device))
 
 
