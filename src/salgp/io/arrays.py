@@ -31,7 +31,7 @@ WIDTH, OBJECT = 16, 80
 """Bytes that one value of a Parquet column may become; text is a place in a list of its different values,
 each of which is an object.
 """
-FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 """What a spreadsheet takes for the beginning of a formula, wide signs of Asian scripts among them."""
 
 
@@ -118,7 +118,7 @@ def write_table(path: AnyPath, columns: Mapping[str, Array], signature: bytes | 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.table(columns, metadata=None if signature is None else {b"format": signature})
+    table = pa.table(columns, metadata=signature and {b"format": signature})
     return write_whole(path, lambda part: pq.write_table(table, str(part)))
 
 
@@ -148,7 +148,7 @@ def _check_names(names: list[str]) -> None:
 
 def _cells(rows: Iterable[list[str]], width: int) -> list[list[str]]:
     """The cells of each column, from rows that begin in the second line."""
-    columns: list[list[str]] = [[] for _ in range(width)]
+    columns = [list[str]() for _ in range(width)]
     for number, row in enumerate(rows, start=2):
         if len(row) != width:
             raise FormatError(f"line {number} has {len(row)} values, the first line names {width}")
@@ -161,7 +161,7 @@ def _column(cells: Sequence[str]) -> Array:
     """Whole numbers, numbers or text, whatever all cells are; an empty cell among numbers is NaN."""
     for convert, kind in ((int, np.int64), (float, np.float64)):
         try:
-            return np.array([convert(cell or "nan") for cell in cells], dtype=kind)
+            return np.array([convert(cell or "nan") for cell in cells], kind)
         except (ValueError, OverflowError):
             continue
     return np.array(cells, dtype=object)  # a fixed width would be that of the longest cell in every row

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from salgp.io.arrays import Array, Arrays, is_numeric_column, read_arrays
 from salgp.io.files import AnyPath
@@ -27,7 +26,7 @@ OUTPUTS = {"logits": "logits", "probs": "probabilities", "probabilities": "proba
 LAYER = "layers."
 ENTRY = re.compile(r"layers\.(.+)\.(\d+)")
 """How a column is called by a layer and a position in its embedding."""
-WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
+WHOLE = re.compile(r"([+-]?\d+)(\.0*)?")
 """How a column is called by a whole number, also by programs that write all numbers with a point."""
 
 
@@ -85,7 +84,8 @@ def _called_probs(arrays: Arrays, probs: Sequence[str], path: Path) -> Arrays:
     if missing:
         raise KeyError(f"{path}: no column named {missing[0]!r}; it has {', '.join(arrays)}")
     named = {f"probs.{name}": arrays[name] for name in probs}
-    return named | {name: x for name, x in arrays.items() if name not in probs}
+    others = [name for name in arrays if name not in probs]
+    return named | {name: arrays[name] for name in others}
 
 
 def _class_scores(arrays: Arrays, path: Path) -> tuple[str, Array, list[str] | None]:
@@ -97,7 +97,7 @@ def _class_scores(arrays: Arrays, path: Path) -> tuple[str, Array, list[str] | N
     columns = [arrays.pop(f"{kind}.{name}") for name in names]
     if not all(map(is_numeric_column, columns)):
         raise TypeError(f"{path}: the columns {kind}.CLASS must hold one number per row")
-    values = np.stack([x.astype(np.float64) for x in columns], axis=1)
+    values = np.column_stack([x.astype(np.float64) for x in columns])
     numbered = names == [str(k) for k in range(len(names))]
     return OUTPUTS[kind], values, None if numbered else names
 
@@ -109,22 +109,19 @@ def _kind_of_scores(arrays: Arrays, path: Path) -> str:
         return kinds[0]
     found = ", ".join(arrays) or "nothing"
     what = f"both {' and '.join(kinds)}" if kinds else "no class scores"
-    raise ValueError(
-        f"{path}: {what} here (it has {found}); name them 'logits' (before any softmax) or 'probs', or "
-        f"one column per class: logits.CLASS or probs.CLASS; or name the columns of probabilities with "
-        f"--probs A,B,... (inputs of a network go through salgp extract first)"
-    )
+    columns = "one column per class: logits.CLASS or probs.CLASS"
+    advice = f"name them 'logits' (before any softmax) or 'probs', or {columns}"
+    network = "(inputs of a network go through salgp extract first)"
+    other = f"name the columns of probabilities with --probs A,B,... {network}"
+    raise ValueError(f"{path}: {what} here (it has {found}); {advice}; or {other}")
 
 
 def _class_names(arrays: Arrays, kind: str) -> list[str]:
     """What stands behind the dot of the columns; numbers in their order."""
     columns = [name for name in arrays if name.startswith(f"{kind}.")]
     names = [name.removeprefix(f"{kind}.") for name in columns]
-    return _in_order(names)
-
-
-def _in_order(names: list[str]) -> list[str]:
-    return sorted(names, key=int) if all(map(str.isdecimal, names)) else names
+    numbered = all(map(str.isdecimal, names))
+    return sorted(names, key=int) if numbered else names
 
 
 def _layers(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[str]]:
@@ -137,14 +134,14 @@ def _layers(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[str]]:
         if name.startswith(LAYER) and x.ndim == 2:
             layers[name.removeprefix(LAYER)] = x
         elif entry and x.ndim == 1:
-            parts.setdefault(entry[1], {})[int(entry[2])] = x
+            layer, place = entry.groups()
+            parts.setdefault(layer, {})[int(place)] = x
         else:
             rest.append(name)
-    return layers | {name: _embedding(columns) for name, columns in parts.items()}, rest
-
-
-def _embedding(columns: Mapping[int, Array]) -> NDArray[np.float32]:
-    return np.stack([columns[k].astype(np.float32) for k in sorted(columns)], axis=1)
+    for name, columns in parts.items():
+        ordered = [columns[k] for k in sorted(columns)]
+        layers[name] = np.column_stack([x.astype(np.float32) for x in ordered])
+    return layers, rest
 
 
 def _numbers(labels: Array, classes: list[str] | None, path: Path) -> Array:
@@ -155,7 +152,8 @@ def _numbers(labels: Array, classes: list[str] | None, path: Path) -> Array:
             named = f"the labels are names ({labels[0]}, ...), the class scores are only numbered"
             raise TypeError(f"{path}: {named}; {advice}")
         names = list(map(str, labels.tolist()))
-        return np.array(look_up(names, {name: k for k, name in enumerate(classes)}, f"{path}: "))
+        order = {name: k for k, name in enumerate(classes)}
+        return np.array(look_up(names, order, f"{path}: "))
     whole = labels.dtype.kind in "iuf" and labels.ndim == 1 and bool((labels == np.round(labels)).all())
     places = _places(classes or [], path) if whole else {}
     return np.array(look_up(list(map(int, labels)), places, f"{path}: ")) if places else labels
@@ -163,9 +161,11 @@ def _numbers(labels: Array, classes: list[str] | None, path: Path) -> Array:
 
 def _places(classes: list[str], path: Path) -> dict[int, int]:
     """Place of each number among the columns that are called by one; empty where none is."""
-    called = [int(name.partition(".")[0]) for name in classes if WHOLE.fullmatch(name)]
+    numbers = filter(None, map(WHOLE.fullmatch, classes))
+    called = [int(number[1]) for number in numbers]
     if called and len(set(called)) < len(classes):
         some = f"of the class columns {', '.join(classes)} only some are called by a number of their own"
         advice = "name the columns alike, or write the labels as these names"
         raise ValueError(f"{path}: the labels are numbers, and {some}; {advice}")
-    return {-1: -1} | {number: place for place, number in enumerate(called)} if called else {}
+    places = {number: place for place, number in enumerate(called)}
+    return {-1: -1} | places if called else {}

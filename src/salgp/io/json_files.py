@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from sys import float_info
+from types import NoneType, UnionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -83,8 +83,9 @@ def check_kind(path: AnyPath, header: Mapping[str, Any], kind: str, version: int
 
 def write_json(path: AnyPath, value: Any) -> Path:
     """Write ``value`` as indented JSON."""
-    text = check_text(json.dumps(value, indent=1, ensure_ascii=False, default=plain_number), path)
-    return write_whole(path, lambda part: part.write_text(text + "\n", encoding="utf-8"))
+    text = json.dumps(value, indent=1, ensure_ascii=False, default=plain_number) + "\n"
+    check_text(text, path)
+    return write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def read_json(path: AnyPath) -> Any:
@@ -200,7 +201,7 @@ def _called(kind: Any) -> str:
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -208,15 +209,15 @@ def _fits(value: Any, kind: Any) -> bool:
     does not know are not checked.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
+    if origin in (typing.Union, UnionType):
         return any(_fits(value, one) for one in arguments)
     if origin is tuple:
         return isinstance(value, tuple) and _items_fit(value, arguments)
     if origin in (dict, Mapping):
         return isinstance(value, dict) and all(_fits(one, arguments[1]) for one in value.values())
     if kind is float:
-        return type(value) in (int, float) and abs(value) <= sys.float_info.max
-    return type(value) is kind or kind not in (bool, int, str, types.NoneType)
+        return type(value) in (int, float) and abs(value) <= float_info.max
+    return type(value) is kind or kind not in (bool, int, str, NoneType)
 
 
 def _items_fit(values: tuple[Any, ...], kinds: tuple[Any, ...]) -> bool:

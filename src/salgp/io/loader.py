@@ -122,7 +122,9 @@ def open_data(
     if "text" not in arrays:
         tokenizer = None
     if tokenizer is not None:
-        arrays = _tokenized(arrays["text"].tolist(), tokenizer)
+        texts = arrays["text"].tolist()
+        tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="np")
+        arrays = dict(tokens)
     tensors, columns = _inputs(arrays, path, inputs, by_name, scale)
     n = _same_length(tensors if y is None else {**tensors, "labels": y}, path)
 
@@ -131,10 +133,6 @@ def open_data(
         return taken if by_name else tuple(taken.values())
 
     return FileLoader(n, batch_size, take, y, names, tokenizer, columns)
-
-
-def _tokenized(texts: list[str], tokenizer: Any) -> Arrays:
-    return dict(tokenizer(texts, padding=True, truncation=True, return_tensors="np"))
 
 
 def _inputs(
@@ -158,11 +156,10 @@ def _inputs(
 def _check_single(arrays: Arrays, path: Path) -> None:
     if len(arrays) > 1:
         names = ", ".join(list(arrays)[:20])
-        raise ValueError(
-            f"{path}: which of {names} are the input? Name arrays with --inputs, in the order of the "
-            f"network's arguments, stack the columns of a table by a pattern, --inputs '*', or turn text "
-            f"into numbers with a function of yours: --prepare FILE.py:NAME"
-        )
+        order = "Name arrays with --inputs, in the order of the network's arguments"
+        pattern = "stack the columns of a table by a pattern, --inputs '*'"
+        text = "turn text into numbers with a function of yours: --prepare FILE.py:NAME"
+        raise ValueError(f"{path}: which of {names} are the input? {order}, {pattern}, or {text}")
 
 
 def _same_length(tensors: Mapping[str, Tensor], path: Path) -> int:
@@ -240,5 +237,6 @@ def _image_folder(folder: Path, batch_size: int, classes: Names, options: ImageO
     labels = None
     if folders:
         numbers = torch.tensor([names.index(name) for name in folders])
-        labels = numbers.repeat_interleave(torch.tensor(list(map(len, images))))
+        sizes = torch.tensor([len(part) for part in images])
+        labels = numbers.repeat_interleave(sizes)
     return FileLoader(len(paths), batch_size, take, labels, names or None)

@@ -23,7 +23,9 @@ __all__ = []
 
 T = TypeVar("T", bound=type)
 Prepare = Callable[[Any], object] | None
+Tensors = dict[str, Tensor]
 _STORABLE: dict[str, type] = {}
+_PLAIN = int | float | str | None
 
 
 def storable(cls: T) -> T:
@@ -77,17 +79,13 @@ def value_from(
     tensors, header = tensors_from(data, path)
     check_kind(path, header, kind, version)
     with reading(path, "what was written"):
-        return _unpacked(header["value"], tensors, prepare)
+        packed = json.loads(header["value"])
+        if prepare is not None:
+            prepare(packed)
+        return unpack(packed, tensors)
 
 
-def _unpacked(text: str, tensors: Mapping[str, Tensor], prepare: Prepare) -> Any:
-    packed = json.loads(text)
-    if prepare is not None:
-        prepare(packed)
-    return unpack(packed, tensors)
-
-
-def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+def pack(value: Any, tensors: Tensors, path: str = "") -> Any:
     """Turn ``value`` into JSON, moving every tensor into ``tensors`` under its path."""
 
     def inner(name: object, part: Any) -> Any:
@@ -96,7 +94,7 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
     if isinstance(value, Tensor):
         return {"$tensor": _moved(value, tensors, path)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {name: inner(name, part) for name, part in _fields(value).items()}
+        fields = {name: inner(name, getattr(value, name)) for name in _fields(value)}
         return {"$class": type(value).__name__, "fields": fields}
     if isinstance(value, Mapping):
         return {"$dict": [[_plain(key, path), inner(key, part)] for key, part in value.items()]}
@@ -106,7 +104,7 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
     return _plain(value, path)
 
 
-def _moved(x: Tensor, tensors: dict[str, Tensor], path: str) -> str:
+def _moved(x: Tensor, tensors: Tensors, path: str) -> str:
     """The name under which a tensor now stands among the tensors."""
     while path in tensors:  # {"a": {"b": x}, "a.b": y}
         path += "'"
@@ -114,11 +112,11 @@ def _moved(x: Tensor, tensors: dict[str, Tensor], path: str) -> str:
     return path
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    """Fields of a dataclass by name; refused where it was not registered."""
+def _fields(value: Any) -> list[str]:
+    """Names of the fields of a dataclass; refused where it was not registered."""
     if type(value) not in _STORABLE.values():
         raise TypeError(f"{type(value).__name__} is not storable")
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return [field.name for field in dataclasses.fields(value)]
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -147,14 +145,14 @@ def _found(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     return tensors[name]
 
 
-def _described(kind: str, version: int, value: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-    tensors: dict[str, Tensor] = {}
+def _described(kind: str, version: int, value: Any) -> tuple[Tensors, dict[str, str]]:
+    tensors: Tensors = {}
     packed = json.dumps(pack(value, tensors))
     return tensors, {"format": kind, "format_version": str(version), "value": packed}
 
 
 def _plain(value: Any, path: str) -> Any:
-    if isinstance(value, int | float | str | None):
+    if isinstance(value, _PLAIN):
         return value
     try:
         return plain_number(value)
@@ -164,7 +162,7 @@ def _plain(value: Any, path: str) -> Any:
 
 def _pair(pair: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
     match pair:
-        case [(None | int() | float() | str()) as key, value]:
+        case [key, value] if isinstance(key, _PLAIN):
             return key, unpack(value, tensors)
     raise FormatError(f"expected a pair of key and value, got {str(pair)[:80]}")
 
