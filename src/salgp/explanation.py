@@ -73,15 +73,11 @@ def explain_sample(features: Features, prediction: Prediction) -> Explanation:
         >>> print(explain_sample(f, p))
         0.88 -> 0.73 (0.70 to 0.76): conv -0.15, confidence +0.00
     """
-    lower, upper = (None if x is None else float(x[0]) for x in (prediction.lower, prediction.upper))
-    return Explanation(
-        int(prediction.label[0]),
-        float(features.confidence[0]),
-        float(prediction.confidence[0]),
-        lower,
-        upper,
-        _largest_first(features, prediction),
-    )
+    ends = prediction.lower, prediction.upper
+    lower, upper = (x if x is None else float(x[0]) for x in ends)
+    label, points = int(prediction.label[0]), _largest_first(features, prediction)
+    before, after = features.confidence[0], prediction.confidence[0]
+    return Explanation(label, float(before), float(after), lower, upper, points)
 
 
 def _largest_first(features: Features, prediction: Prediction) -> dict[str, float]:
@@ -125,7 +121,8 @@ def term_points(features: Features, prediction: Prediction) -> Points:
     terms = prediction.layers
     if terms is None:
         raise ValueError("this prediction has no layer terms to explain")
-    parts = terms.mean.double() / (1 if terms.additive else max(len(terms.names), 1))
+    shared = 1 if terms.additive else max(len(terms.names), 1)
+    parts = terms.mean.double() / shared
     before, after = features.confidence.double(), prediction.confidence.double()
     if terms.scale != "log-odds":
         return _with_rest(terms.names, parts, after - before)
@@ -142,7 +139,7 @@ def _with_rest(names: tuple[str, ...], parts: Tensor, change: Tensor, into: str 
     if into in names:
         parts = parts.clone()
         parts[:, names.index(into)] += rest
-    elif len(rest) and float(rest.abs().max()) > 1e-6:
+    elif (rest.abs() > 1e-6).any():
         return (*names, "rest"), torch.cat([parts, rest[:, None]], dim=1)
     return names, parts
 
@@ -173,7 +170,7 @@ def confidence_points(log_odds: float | Tensor, terms: Tensor) -> Tensor:
     t = terms.double()
     a = torch.as_tensor(log_odds, dtype=torch.float64, device=t.device)
     up, down = t.clamp_min(0), t.clamp_max(0)
-    P, N = up.sum(dim=-1), down.sum(dim=-1)
+    P, N = up.sum(-1), down.sum(-1)
     start, risen, fallen, end = map(torch.sigmoid, (a, a + P, a + N, a + (P + N)))
     raised = (risen - start + end - fallen) / 2
     lowered = (fallen - start + end - risen) / 2

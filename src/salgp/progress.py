@@ -58,18 +58,16 @@ def progress_bar(
         return
     task = bar.add_task(visible(title), total=total, completed=done, rate="")
     begin = time.monotonic()
-    if wanted:
-        patience = 0
 
     def advance(steps: float = 1, title: str | None = None) -> None:
-        bar.update(task, advance=steps, description=None if title is None else visible(title))
+        bar.update(task, advance=steps, description=title and visible(title))
         if unit:
             bar.update(task, rate=f"{bar.tasks[0].speed or 0:,.0f} {unit}/s")
         if not bar.live.is_started and time.monotonic() - begin > patience:
             bar.start()
 
     try:
-        if patience == 0:
+        if wanted or patience == 0:
             bar.start()
         yield advance
     finally:
@@ -83,10 +81,12 @@ def visible(text: str) -> str:
         >>> visible("red\\x1b[31m")
         'red\\\\x1b[31m'
     """
-    return "".join(c if c in "\n\t" or c.isprintable() else _spelt_out(c) for c in text)
+    return "".join(map(_visible, text))
 
 
-def _spelt_out(character: str) -> str:
+def _visible(character: str) -> str:
+    if character in "\n\t" or character.isprintable():
+        return character
     return character.encode("unicode_escape").decode("ascii")
 
 
@@ -94,7 +94,8 @@ class _Lines:
     """Prints what is done, how far it is and how long it still takes, every `PAUSE` seconds at most."""
 
     def __init__(self, title: str, total: float | None, done: float = 0) -> None:
-        self._title, self._total, self._done, self._before = title, total, done, done
+        self._title, self._total = title, total
+        self._done = self._before = done
         self._begin = self._said = time.monotonic()
 
     def __call__(self, steps: float = 1, title: str | None = None) -> None:

@@ -122,11 +122,10 @@ class PredictionSets:
 
     def _limit(self, g: int) -> Tensor:
         """The ``ceil((n + 1) coverage)``-th smallest score; infinite where there are too few."""
-        scores = self.scores[self.group == g]
+        scores = self.scores[self.group == g].sort().values
         k = math.ceil((len(scores) + 1) * self.coverage - 1e-9)
-        if k > len(scores):
-            return torch.tensor(math.inf).double()
-        return scores.sort().values[k - 1] if k else torch.tensor(-math.inf).double()
+        limits = pad(scores, (1, 0), value=-math.inf)
+        return pad(limits, (0, 1), value=math.inf)[k]
 
     def _matrix(self, probs: Tensor, draws: Tensor | None) -> Tensor:
         """``(n, c)`` score of every class; ``draws`` in [0, 1] say how much of its own mass counts.
@@ -190,22 +189,22 @@ def fit_sets(
         raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
     if not 0 <= penalty < math.inf:
         raise ValueError(f"penalty must be 0 or more, got {penalty}; one below 0 breaks the coverage")
-    n_classes = checked(prediction).probs.shape[1]
+    probs = checked(prediction).probs.detach().cpu().double()
     if not len(prediction):
         raise ValueError("prediction sets need labelled samples, got none")
-    y = as_labels(labels, *prediction.probs.shape).cpu()
+    y = as_labels(labels, *probs.shape).cpu()
     coverage = _checked(coverage)
     few = max(int(len(prediction) * (1 - coverage) / 2), 1)
     edges = _edges(prediction, by, bands, few)
-    group, n_groups = y, n_classes
+    group, n_groups = y, probs.shape[1]
     if by != "class":
         group, n_groups = _groups(prediction, by, edges), len(edges) + 1
     raps = (float(penalty), index(rank)) if score == "raps" else (0.0, 0)
     blank = PredictionSets(score, coverage, by, torch.empty(0), group, edges, n_groups, *raps)
     draws = _uniform(len(y), torch.Generator().manual_seed(seed))
-    matrix = blank._matrix(prediction.probs.detach().cpu().double(), draws)
-    own = matrix.gather(1, y.clamp_min(0)[:, None])[:, 0]
-    sets = replace(blank, scores=torch.where(y < 0, math.inf, own))
+    matrix = blank._matrix(probs, draws)
+    own = matrix[torch.arange(len(y)), y.clamp_min(0)]
+    sets = replace(blank, scores=own.masked_fill_(y < 0, math.inf))
     _check_enough(sets)
     return sets
 
@@ -262,10 +261,8 @@ class AdaptiveCoverage:
         """After labels came in: did the sets issued then contain the true class? One answer each."""
         given = np.asarray(covered.cpu() if isinstance(covered, Tensor) else covered)
         if given.ndim != 1 or not np.isin(given, (0, 1)).all():
-            raise ValueError(
-                f"expected True or False for each set (did it contain the true class?), got "
-                f"{given.tolist()!r:.60}"
-            )
+            expected = "True or False for each set (did it contain the true class?)"
+            raise ValueError(f"expected {expected}, got {given.tolist()!r:.60}")
         n, hits = len(given), int(given.sum())
         misses = n - hits
         level = self.target if self.level is None else self.level
@@ -285,8 +282,9 @@ def _check_loaded(sets: PredictionSets) -> None:
 
 def _check_tensors(sets: PredictionSets) -> None:
     s, group = sets.scores, sets.group
-    whole = s.is_floating_point() and not group.is_floating_point() and not s.isnan().any()
-    if not whole or s.ndim != 1 or group.shape != s.shape or sets.edges.ndim != 1:
+    typed = s.is_floating_point() and not group.is_floating_point()
+    shaped = s.ndim == sets.edges.ndim == 1 and group.shape == s.shape
+    if not (typed and shaped) or s.isnan().any():
         raise FormatError(f"{len(s)} scores of shape {tuple(s.shape)}, groups {tuple(group.shape)}")
     if sets.by != "class" and sets.n_groups != len(sets.edges) + 1:
         raise FormatError(f"{sets.n_groups} groups with {len(sets.edges)} edges")
@@ -303,24 +301,22 @@ def _check_enough(sets: PredictionSets) -> None:
         raise ValueError(f"no set but that of all classes has {coverage:.4g} coverage: {_lacking(sets)}")
     if short:
         every = "every set holds these classes" if by == "class" else "their sets hold every class"
-        warnings.warn(
-            f"{len(short)} of {sets.n_groups} groups by {by} have fewer than the {_needed(coverage)} "
-            f"labelled samples that {coverage:.4g} coverage needs (first: {by} {short[0]}): {every}",
-            stacklevel=3,
-        )
+        few = f"{len(short)} of {sets.n_groups} groups by {by} have fewer than the {_needed(coverage)}"
+        needed = f"labelled samples that {coverage:.4g} coverage needs (first: {by} {short[0]})"
+        warnings.warn(f"{few} {needed}: {every}", stacklevel=3)
 
 
 def _lacking(sets: PredictionSets) -> str:
     """Why the promise cannot be made: too few samples, or too many of a class that no set can contain."""
-    needed, n_unknown = _needed(sets.coverage), int(sets.scores.isinf().sum())
+    needed = _needed(sets.coverage)
+    n_unknown = int(sets.scores.isinf().sum())
     most = max(int((sets.group == g).sum()) for g in range(sets.n_groups))
     each = "" if sets.by == "all" else f" of one {sets.by}"
     if most < needed:
         return f"it needs at least {needed} labelled samples{each}, got {most}; give more, or ask for less"
-    return (
-        f"{n_unknown:,} of {len(sets.scores):,} labelled samples are of a class that the network does not "
-        f"know (label -1), which no set contains; ask for less, or leave them out"
-    )
+    unknown = "a class that the network does not know (label -1), which no set contains"
+    found = f"{n_unknown:,} of {len(sets.scores):,} labelled samples are of {unknown}"
+    return f"{found}; ask for less, or leave them out"
 
 
 def _needed(coverage: float) -> int:
@@ -332,8 +328,9 @@ def _edges(prediction: Prediction, by: str, bands: int, most: int) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
     if bands < 2:
         raise ValueError(f"bands must be at least 2, got {bands}")
-    shares = torch.linspace(0, 1, min(bands, most) + 1, dtype=torch.float64)
-    return torch.quantile(_values(prediction, by), shares[1:-1]).unique()
+    values, n_bands = _values(prediction, by), min(bands, most)
+    shares = torch.linspace(0, 1, n_bands + 1, dtype=torch.float64)
+    return torch.quantile(values, shares[1:-1]).unique()
 
 
 def _groups(prediction: Prediction, by: str, edges: Tensor) -> Tensor:
@@ -345,10 +342,8 @@ def _groups(prediction: Prediction, by: str, edges: Tensor) -> Tensor:
 def _values(prediction: Prediction, by: str) -> Tensor:
     values = prediction.novelty if by == "novelty" else prediction.confidence
     if values is None:
-        raise ValueError(
-            'this calibrator gives no novelty; use by="confidence", or one that compares with training '
-            "data, such as layer evidence"
-        )
+        other = "one that compares with training data, such as layer evidence"
+        raise ValueError(f'this calibrator gives no novelty; use by="confidence", or {other}')
     return values.detach().cpu().double()
 
 

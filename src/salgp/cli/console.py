@@ -144,21 +144,22 @@ def _options(own: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
     return [p.replace(kind=p.KEYWORD_ONLY) for group in last for p in _expanded(group)]
 
 
-def _expanded(option: inspect.Parameter) -> list[inspect.Parameter]:
+def _expanded(option: inspect.Parameter) -> Iterable[inspect.Parameter]:
     """The options of a group, or the one itself."""
     grouped = is_dataclass(option.annotation)
     if not grouped:
         return [option]
-    return list(inspect.signature(option.annotation, eval_str=True).parameters.values())
+    return inspect.signature(option.annotation, eval_str=True).parameters.values()
 
 
 def _help(function: Callable[..., None]) -> dict[str, Any]:
     """Help of a command from the docstring of its function; an example may take several lines."""
-    text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExample:\n")
+    text, _, examples = str(inspect.getdoc(function)).partition("\n\nExample:\n")
     paragraphs = list(map(one_line, text.split("\n\n")))
     lines = map(one_line, examples.split("salgp ")[1:])
     epilog = "\n\n".join(f"Example:  salgp {line}" for line in lines)
-    return {"help": "\n\n".join(paragraphs), "short_help": paragraphs[0], "epilog": epilog}
+    whole = "\n\n".join(paragraphs)
+    return {"help": whole, "short_help": paragraphs[0], "epilog": epilog}
 
 
 def one_line(text: str) -> str:
@@ -168,7 +169,8 @@ def one_line(text: str) -> str:
 
 def complain(text: str, code: int) -> int:
     """Print one line on stderr and return the exit code."""
-    Terminal(stderr=True).print(Text.assemble(("salgp:", "bold red"), f" {visible(text)}"), soft_wrap=True)
+    line = Text.assemble(("salgp:", "bold red"), f" {visible(text)}")
+    Terminal(stderr=True).print(line, soft_wrap=True)
     return code
 
 
@@ -208,7 +210,7 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    return value if isinstance(value, int | float | str | None) else str(value)
 
 
 def score_table(comparison: Comparison, title: str) -> Table:

@@ -102,9 +102,8 @@ def read_calibrator(folder: Path) -> SavedCalibrator:
     from salgp.calibrators.loading import load_parts
 
     if folder.is_file():
-        raise ValueError(
-            f"{folder} is a file, but the folder of a calibrator was expected; are two arguments swapped?"
-        )
+        expected = "the folder of a calibrator was expected; are two arguments swapped?"
+        raise ValueError(f"{folder} is a file, but {expected}")
     calibrator, parts = load_parts(folder)
     return SavedCalibrator(folder, calibrator, parts.get("origin", {}))
 
@@ -177,9 +176,9 @@ def open_sets(how: DataOptions, model: str, paths: Mapping[str, Path | None]) ->
     """Labelled data by the names of their options, all with the same columns and class numbers."""
     from salgp.labels import LABEL_KEYS
 
-    given = {name: path for name, path in paths.items() if path is not None}
+    given = {name: path for name, path in paths.items() if path}
     sets = {name: how.open(model, path) for name, path in given.items()}
-    numbered = [found.classes for found in sets.values() if found.classes is not None]
+    numbered = [found.classes for found in sets.values() if found.classes]
     if how.classes is None and numbered:  # by the names of their sub-folders: one set must have them all
         widest = max(numbered, key=len)
         sets = {name: how.open(model, path, widest) for name, path in given.items()}
@@ -204,7 +203,7 @@ def check_numbering(how: DataOptions, found: FileLoader, n_classes: int) -> None
     """Refuse sub-folders as class numbers where the network has more or fewer outputs: some class has no
     folder, and those after it would get wrong numbers.
     """
-    if how.classes is None and found.classes is not None and len(found.classes) != n_classes:
+    if how.classes is None and found.classes and len(found.classes) != n_classes:
         folders = f"{len(found.classes)} sub-folders ({', '.join(found.classes[:5])})"
         advice = "Name all classes in the order of its outputs: --classes A,B,..."
         raise ValueError(f"{folders} for a network of {n_classes} classes: which is which? {advice}")
@@ -220,9 +219,8 @@ def note_guessing(console: Console, features: Features, labels: Tensor | None) -
     chance = 1 / features.n_classes
     accuracy = float(features[rows].correct(labels[rows]).double().mean())
     if accuracy <= chance + 2 * (chance * (1 - chance) / len(rows)) ** 0.5:
-        console.say(
-            f"note: the network is right on {accuracy:.0%} of these samples, no more than a guess among "
-            f"{features.n_classes:,} classes; are these its weights, and the inputs it was trained on "
-            f"(--weights, --scale, --normalize, --prepare)?"
-        )
+        guess = f"no more than a guess among {features.n_classes:,} classes"
+        options = "(--weights, --scale, --normalize, --prepare)"
+        ask = f"are these its weights, and the inputs it was trained on {options}?"
+        console.say(f"note: the network is right on {accuracy:.0%} of these samples, {guess}; {ask}")
     return accuracy

@@ -62,9 +62,9 @@ def choose_threshold(
     promised, assurance = float(ERROR if error is None else error), float(assurance)
     if not 0.5 <= assurance < 1:
         raise ValueError(f"assurance must be at least 0.5 and below 1, got {assurance}")
-    n_classes = checked(prediction).probs.shape[1]
+    shape = checked(prediction).probs.shape
     label = prediction.label.cpu().numpy()
-    wrong = label != as_labels(labels, *prediction.probs.shape).cpu().numpy()
+    wrong = label != as_labels(labels, *shape).cpu().numpy()
     if not len(wrong):
         raise ValueError("a threshold needs labelled samples, got none")
     confidence = to_double(prediction.confidence)
@@ -72,13 +72,11 @@ def choose_threshold(
         raise ValueError("give both cost_wrong and cost_ask, or neither")
     if cost_wrong is not None and cost_ask is not None:
         if per_class or error is not None:
-            raise ValueError(
-                "a rule by costs has one threshold, found by the prices; leave error and per_class out, or "
-                "promise an error rate instead of costs"
-            )
+            advice = "leave error and per_class out, or promise an error rate instead of costs"
+            raise ValueError(f"a rule by costs has one threshold, found by the prices; {advice}")
         return cheapest(confidence, wrong, float(cost_wrong), float(cost_ask), assurance)
     if per_class:
-        return _each_class(confidence, wrong, label, n_classes, promised, assurance)
+        return _each_class(confidence, wrong, label, shape[1], promised, assurance)
     return _largest(confidence, wrong, promised, assurance)
 
 

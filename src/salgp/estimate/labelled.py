@@ -83,7 +83,8 @@ class Correction:
         variance = torch.zeros_like(after)
         if prediction.std is not None:
             variance = self._left(before, _variance(prediction, prediction.std))
-        confidence, std, lower, upper = (x.to(kind) for x in confidence_of(after, variance))
+        found = confidence_of(after, variance)
+        confidence, std, lower, upper = (x.to(kind) for x in found)
         probs = spread_confidence(prediction.probs, prediction.label, confidence.to(prediction.probs))
         layers = _with_term(prediction.layers, after - before)
         corrected = replace(prediction, confidence=confidence, probs=probs, layers=layers)
@@ -97,20 +98,20 @@ class Correction:
     def _left(self, f: Tensor, variance: Tensor) -> Tensor:
         """Variance ``(n,)`` of the corrected log-odds ``f (n,)``, where it was ``variance``."""
         line = _line(f.clamp(-LARGEST, LARGEST))
-        covariance, prior = torch.tensor(self.covariance).to(line), torch.tensor(PRIOR).to(line)
-        left = ((line @ covariance) * line).sum(dim=1)
-        before = line.square() @ prior
-        learned = (1 / left.clamp_min(1e-12) - 1 / before).clamp_min(0.0)
+        covariance = torch.tensor(self.covariance).to(line)
+        left = ((line @ covariance) * line).sum(1).clamp_min(1e-12)
+        before = line.square() @ torch.tensor(PRIOR).to(line)
+        learned = (1 / left - 1 / before).clamp_min(0.0)
         scaled = self.slope**2 * variance
-        return OWN * scaled + (1 - OWN) / (1 / scaled.clamp_min(1e-12) + learned)
+        known = 1 / scaled.clamp_min(1e-12) + learned
+        return OWN * scaled + (1 - OWN) / known
 
     def __str__(self) -> str:
-        shown = self._moved(log_odds(torch.tensor(0.9, dtype=torch.float64))).sigmoid()
+        example = torch.tensor(0.9, dtype=torch.float64)
+        shown = self._moved(log_odds(example)).sigmoid()
         labels = "label" if self.n == 1 else "labels"
-        return (
-            f"{self.n} {labels}: {self.right} right, {self.expected:.1f} expected. "
-            f"A confidence of 0.90 becomes {shown:.2f}."
-        )
+        found = f"{self.right} right, {self.expected:.1f} expected"
+        return f"{self.n} {labels}: {found}. A confidence of 0.90 becomes {shown:.2f}."
 
 
 def learn_correction(prediction: Prediction, labels: Any) -> Correction:
@@ -133,7 +134,8 @@ def learn_correction(prediction: Prediction, labels: Any) -> Correction:
     confidence = prediction.confidence.detach().cpu().double()
     f = log_odds(confidence).clamp(-LARGEST, LARGEST)
     a, b = _likeliest(f, right)
-    covariance = logistic_covariance(_line(f), torch.ones_like(f), _PRECISION, (1 + a) * f + b)
+    fitted = (1 + a) * f + b
+    covariance = logistic_covariance(_line(f), torch.ones_like(f), _PRECISION, fitted)
     first, second = map(tuple, covariance.tolist())
     return Correction(1 + a, b, (first, second), len(y), int(right.sum()), float(confidence.sum()))
 
@@ -157,7 +159,8 @@ def _variance(prediction: Prediction, std: Tensor) -> Tensor:
     end was cut off at 0 or 1.
     """
     p = prediction.confidence.double()
-    sd = std.double() / (p * (1 - p)).clamp_min(1e-12)
+    slope = (p * (1 - p)).clamp_min(1e-12)
+    sd = std.double() / slope
     if prediction.lower is not None and prediction.upper is not None:
         ends = log_odds(prediction.upper.double()) - log_odds(prediction.lower.double())
         sd = torch.minimum(sd, ends / (2 * INTERVAL_SD))
@@ -168,6 +171,7 @@ def _with_term(terms: LayerTerms | None, change: Tensor) -> LayerTerms | None:
     """Terms with one more, in their unit; what adds up to the correction still does."""
     if terms is None or not terms.additive or terms.scale != "log-odds":
         return terms
-    mean = torch.cat([terms.mean, change.to(terms.mean)[:, None]], dim=1)
+    column = change.to(terms.mean)[:, None]
+    mean = torch.cat([terms.mean, column], dim=1)
     std = None if terms.std is None else pad(terms.std, (0, 1))
     return replace(terms, names=(*terms.names, TERM), mean=mean, std=std)

@@ -22,7 +22,7 @@ from salgp.metrics.metric import Statistic, mean_of, metric
 
 __all__ = ["exact_interval"]
 
-_STEPS = ndtri((np.arange(200) + 0.5) / 200)[:, None]
+_STEPS = ndtri(np.arange(0.5, 200) / 200)[:, None]
 """Quantiles of the normal distribution by which confidences vary within their intervals."""
 
 
