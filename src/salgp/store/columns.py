@@ -13,7 +13,7 @@ from torch import Tensor
 
 from salgp.extras import require
 from salgp.features import Features
-from salgp.io import FormatError, check_size, reading
+from salgp.io import FormatError, check_size, reading, write_whole
 
 __all__ = []
 
@@ -61,9 +61,9 @@ class Layout:
         features: Features, labels: Tensor | None, dtype: str, source: Mapping[str, Any] | None = None
     ) -> Layout:
         """That of a store of features like these."""
-        layers, numbers = tuple(features.widths.items()), tuple(_numbers(features, labels))
         if features.network is not None:
             source = source or {"weights": features.network}
+        layers, numbers = tuple(features.widths.items()), tuple(_numbers(features, labels))
         return Layout(features.n_classes, layers, numbers, dtype, source or {})
 
     @property
@@ -91,7 +91,7 @@ class Layout:
         return 1 << max(SHARD_BYTES // size, 1).bit_length() - 1
 
 
-def to_table(features: Features, labels: Tensor | None, dtype: str = "float32") -> Any:
+def to_table(features: Features, labels: Tensor | None, dtype: str) -> Any:
     """Arrow table of the features; refuses values that ``dtype`` cannot hold."""
     require("pyarrow")
     import pyarrow as pa
@@ -113,15 +113,16 @@ def from_table(table: Any, layers: Sequence[str]) -> tuple[Features, Tensor | No
     return features, None if label is None else label.long()
 
 
-def write_table(table: Any, path: Path) -> None:
+def write_table(table: Any, path: Path) -> Path:
     """Parquet with Zstandard; without a dictionary and statistics, which say nothing about features."""
     import pyarrow.parquet as pq
 
     options = {"compression": "zstd", "compression_level": 1, "row_group_size": 1 << 20}
-    pq.write_table(table, path, use_dictionary=False, write_statistics=False, **options)
+    options |= {"use_dictionary": False, "write_statistics": False}
+    return write_whole(path, lambda part: pq.write_table(table, part, **options))
 
 
-def read_table(path: Path, rows: int, schema: Any = None, columns: Sequence[str] | None = None) -> Any:
+def read_table(path: Path, rows: int, schema: Any = None, columns: list[str] | None = None) -> Any:
     """Columns of a Parquet file, on the calling thread.
 
     Args:
@@ -137,23 +138,16 @@ def read_table(path: Path, rows: int, schema: Any = None, columns: Sequence[str]
     with reading(path, "whole Parquet data"):
         files = pa.fs.LocalFileSystem(use_mmap=True)
         shard = ds.dataset(path, format="parquet", filesystem=files)
-        _check_columns(path, shard.schema, schema)
+        numbers = schema is None and all(map(pa.types.is_primitive, shard.schema.types))
+        if not numbers and not shard.schema.equals(schema):
+            raise FormatError(f"{path}: other columns than expected: {str(shard.schema)[:200]}")
         found = shard.count_rows()
         if found != rows:
             raise FormatError(f"{path}: expected {rows} rows, got {found}")
         check_size(path, found * sum(map(_bytes_of, shard.schema.types)))
-        wanted = None if columns is None else list(columns)
-        table = shard.to_table(columns=wanted, use_threads=False)
+        table = shard.to_table(columns=columns, use_threads=False)
         table.validate(full=True)
         return table
-
-
-def _check_columns(path: Path, found: Any, expected: Any) -> None:
-    import pyarrow as pa
-
-    numbers = expected is None and all(map(pa.types.is_primitive, found.types))
-    if not numbers and not found.equals(expected):
-        raise FormatError(f"{path}: other columns than expected: {str(found)[:200]}")
 
 
 def _column(name: str, kind: str, width: int | None = None) -> Any:
@@ -162,18 +156,14 @@ def _column(name: str, kind: str, width: int | None = None) -> Any:
 
     number = pa.from_numpy_dtype(np.dtype(kind))
     if width is not None:
-        item = pa.field("item", number, nullable=False)
-        number = pa.list_(item, width)
+        number = pa.list_(pa.field("item", number, nullable=False), width)
     return pa.field(name, number, nullable=False)
 
 
 def _bytes_of(kind: Any) -> int:
     """Memory of one value of a column."""
-    import pyarrow as pa
-
-    if pa.types.is_fixed_size_list(kind):
-        return kind.list_size * kind.value_type.bit_width // 8
-    return kind.bit_width // 8
+    width = getattr(kind, "list_size", 1)
+    return width * getattr(kind, "value_type", kind).bit_width // 8
 
 
 def _numbers(features: Features, labels: Tensor | None) -> dict[str, Tensor]:
@@ -192,8 +182,7 @@ def _array(x: Tensor, field: Any) -> Any:
     dtype = field.type.value_type.to_pandas_dtype()
     with np.errstate(over="ignore"):
         values = x.detach().cpu().numpy().astype(dtype)
-    too_large = not np.isfinite(values).all() and bool(torch.isfinite(x).all())
-    if too_large:
+    if not np.isfinite(values).all() and bool(torch.isfinite(x).all()):
         largest = float(x.abs().max())
         raise ValueError(
             f"{field.name} has values up to {largest:.3g}, too large for {np.dtype(dtype)}; store as float32"

@@ -70,7 +70,7 @@ def _run_ray(
         return
     with _ray_session(workers, address) as ray:
         job = ray.put((function, pieces))
-        task = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=-1)(_piece)
+        task = ray.remote(num_gpus=num_gpus, max_retries=-1)(_piece)
         asked: collections.deque[Any] = collections.deque()
         try:
             for index in range(len(pieces)):
@@ -103,8 +103,7 @@ def _ray_session(workers: int | None, address: str | None) -> Iterator[Any]:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         if address is None:
             options["num_cpus"] = workers or os.cpu_count() or 1
-            options["include_dashboard"] = False
-            options["object_store_memory"] = OBJECT_STORE
+            options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
         try:
             ray.init(address=address or "local", **options)
             yield ray

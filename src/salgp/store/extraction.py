@@ -29,6 +29,9 @@ from salgp.store.store import KIND, FeatureStore, write_shard
 
 __all__ = ["extract_parts", "extract_to_store"]
 
+MakeModel = Callable[[], nn.Module]
+MakeLoader = Callable[[int], Iterable[Any]]
+
 
 def extract_to_store(
     model: nn.Module,
@@ -69,8 +72,6 @@ def extract_to_store(
     batches = iter(loader)
     with writing(out), torch.random.fork_rng(devices=[]):
         first = list(itertools.islice(batches, 1))
-        if not first:
-            raise ValueError("the loader gave no batch: there is nothing to extract")
         resolved, features, labels = collect(job.read(model, first))
         layout = Layout.of(features, labels, store_dtype)
         wanted = rows or layout.shard_rows
@@ -79,20 +80,19 @@ def extract_to_store(
         layout = replace(layout, source=source)
         manifest = Manifest.open(out, KIND, asdict(layout))
         job = replace(job, reader=replace(resolved, output=job.reader.output))  # undeclared: each is checked
-        count = 0
         with progress_bar("extracting", steps_in(loader), progress, unit="batches") as advance:
             stream = _counted(itertools.chain(first, batches), advance)
-            for count, shard in enumerate(_in_groups(stream, size), start=1):
-                missing = manifest.needs(count - 1)
-                made = job.make(model, shard, count - 1, source, missing, manifest.rows)
-                manifest.add(count - 1, *made)
-        manifest.finish(count)
+            for index, shard in enumerate(_in_groups(stream, size)):
+                missing = manifest.needs(index)
+                made = job.make(model, shard, index, source, missing, manifest.rows)
+                manifest.add(index, *made)
+        manifest.finish(index + 1)
     return FeatureStore(out)
 
 
 def extract_parts(
-    make_model: Callable[[], nn.Module],
-    make_loader: Callable[[int], Iterable[Any]],
+    make_model: MakeModel,
+    make_loader: MakeLoader,
     n_parts: int,
     out: AnyPath,
     *,
@@ -191,7 +191,7 @@ class _Job:
         hashed = _hashed(batches, digests)
         if not missing:
             collections.deque(hashed, maxlen=0)
-            return Shard(0, "", content_digest(digests)), {"source": dict(source)}
+            return Shard(0, "", content_digest(digests)), {"source": source}
         _, features, labels = collect(self.read(model, hashed))
         data = content_digest(digests)
         shard = write_shard(self.out, index, features, labels, self.dtype, data, first)
@@ -199,11 +199,7 @@ class _Job:
 
 
 def _extract_part(
-    job: _Job,
-    make_model: Callable[[], nn.Module],
-    make_loader: Callable[[int], Iterable[Any]],
-    index: int,
-    missing: bool,
+    job: _Job, make_model: MakeModel, make_loader: MakeLoader, index: int, missing: bool
 ) -> tuple[Shard, dict[str, Any]]:
     """Part ``index``, by a network of its own; see `_Job.make`."""
     model = make_model()

@@ -75,7 +75,7 @@ def fit_store(
     how = {"engine": engine, "workers": workers}
     source = StoreSource(rows, known, how, subset, seed, progress)
     fitted = calibrator.fit_stream(source)
-    return fitted if fitted is not None else _fit_in_memory(calibrator, source)
+    return _fit_in_memory(calibrator, source) if fitted is None else fitted
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,10 @@ def stratified(strata: Tensor, size: int, offset: float) -> Tensor:
         tensor([0, 2, 3])
     """
     order = torch.argsort(strata, stable=True)
-    position = torch.arange(len(strata)).double()
+    position = torch.arange(-1, len(strata)).double()
     step = max(len(strata) / size, 1.0)
-    here = (position / step - offset).floor()
-    previous = ((position - 1) / step - offset).floor()
-    return order[here > previous].sort().values
+    reached = (position / step - offset).floor()
+    return order[reached.diff() > 0].sort().values
 
 
 def subset_of(store: FeatureStore, size: int, seed: int = 0) -> tuple[Features, Tensor]:
@@ -195,21 +194,14 @@ def subset_of(store: FeatureStore, size: int, seed: int = 0) -> tuple[Features, 
     logits, labels = _labelled(store).to_features(())
     assert labels is not None
     rows, _ = logits.originals
-    strata = 2 * logits.label[rows] + logits.correct(labels)[rows].long()
+    strata = (2 * logits.label + logits.correct(labels))[rows]
     generator = torch.Generator().manual_seed(seed)
     offset = torch.rand((), generator=generator, dtype=torch.float64)
     wanted = max(1, round(size * len(rows) / len(logits)))
-    chosen = rows[stratified(strata, wanted, float(offset))]
-    groups = logits.groups
-    if groups is not None:
-        chosen = torch.isin(groups, groups[chosen]).nonzero()[:, 0]
-    return _rows_of(store, chosen), labels[chosen]
-
-
-def _rows_of(store: FeatureStore, chosen: Tensor) -> Features:
-    parts, first = [], 0
-    for index, n in enumerate(store.rows):
-        here = chosen[(chosen >= first) & (chosen < first + n)] - first
-        parts.append(store.shard(index)[0][here])
-        first += n
-    return Features.concatenate(parts)
+    chosen = torch.zeros(len(store), dtype=torch.bool)
+    chosen[rows[stratified(strata, wanted, offset.item())]] = True
+    if (groups := logits.groups) is not None:
+        chosen = torch.isin(groups, groups[chosen])
+    each = enumerate(chosen.split(store.rows))
+    parts = [store.shard(index)[0][here] for index, here in each]
+    return Features.concatenate(parts), labels[chosen]

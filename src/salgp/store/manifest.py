@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,17 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.io import (
-    ChecksumError,
-    FormatError,
-    digest,
-    from_json,
-    locked,
-    read_header,
-    write_header,
-    write_whole,
-)
+from salgp.io import ChecksumError, FormatError, digest, from_json, locked, read_header, write_header
 from salgp.io.files import LEFT_BEHIND, LOCK, AnyPath
+from salgp.store.columns import write_table
 
 __all__ = []
 
@@ -53,10 +45,10 @@ class Shard:
     data: str = ""
 
     @staticmethod
-    def write(folder: Path, index: int, rows: int, write: Callable[[Path], object], data: str = "") -> Shard:
-        """Shard ``index`` of a folder, as ``write`` fills it."""
-        path = write_whole(_place(folder, index), write)
-        return Shard(rows, digest(path), data)
+    def write(folder: Path, index: int, table: Any, data: str = "") -> Shard:
+        """Write an Arrow table as shard ``index`` of a folder."""
+        path = write_table(table, _place(folder, index))
+        return Shard(table.num_rows, digest(path), data)
 
 
 class Manifest:
@@ -79,7 +71,7 @@ class Manifest:
     """
 
     def __init__(self, folder: AnyPath, kind: str, header: Header) -> None:
-        self.folder, self.kind, self.header = Path(folder), kind, dict(header)
+        self.folder, self.kind, self.header = Path(folder), kind, header
         self.shards: list[Shard] = []
         self.complete = False
 
@@ -96,7 +88,10 @@ class Manifest:
         manifest = Manifest(folder, kind, header)
         manifest.complete = value.get("complete") is True
         manifest.shards = [from_json(Shard, shard, path) for shard in shards]
-        manifest._check_shards(path)
+        if any(shard.rows < 0 for shard in manifest.shards):
+            raise FormatError(f"{path}: a shard of less than 0 rows")
+        if manifest.complete and len(list(manifest.folder.glob("part-*"))) > len(shards):
+            raise FormatError(f"{path}: said to be complete, but shards are missing from the list")
         if not manifest.complete and not unfinished:
             raise ValueError(
                 f"{folder} is not finished ({manifest.rows} rows so far); call again what writes it, "
@@ -104,17 +99,10 @@ class Manifest:
             )
         return manifest
 
-    def _check_shards(self, path: Path) -> None:
-        if any(shard.rows < 0 for shard in self.shards):
-            raise FormatError(f"{path}: a shard of less than 0 rows")
-        found = list(self.folder.glob("part-*"))
-        if self.complete and len(found) > len(self.shards):
-            raise FormatError(f"{path}: said to be complete, but shards are missing from the list")
-
     @staticmethod
     def open(folder: AnyPath, kind: str, header: Header | None = None) -> Manifest:
-        """Continue the job of a locked folder, or begin it; one with another job or files is refused, but not
-        one where a job ended before its first shard.
+        """Continue the job of a folder that `writing` holds, or begin it; another job is refused, but not one
+        that ended before its first shard.
 
         Without a header, the first shard says what the job is.
         """
@@ -126,7 +114,6 @@ class Manifest:
             if not manifest.shards and not manifest.complete:
                 manifest.header = {}
         else:
-            _refuse_foreign(where)
             manifest = Manifest(folder, kind, {})
         manifest.describe(header)
         if not begun:
@@ -221,7 +208,7 @@ def _update(found: hashlib._Hash, value: Any) -> None:
         value = _as_array(value)
     if isinstance(value, np.ndarray):
         found.update(f"{value.dtype}{value.shape}".encode())
-        found.update(np.ascontiguousarray(value).tobytes())
+        found.update(value.tobytes())
     elif isinstance(value, Mapping | list | tuple):
         found.update(f"{len(value)} parts".encode())
         for part in value.items() if isinstance(value, Mapping) else value:
@@ -243,8 +230,7 @@ def _refuse_foreign(folder: Path) -> None:
     """Refuse a folder that holds files, but no manifest."""
     if not folder.is_dir() or (folder / NAME).exists():
         return
-    names = sorted(path.name for path in folder.iterdir())
-    for name in names:
+    for name in sorted(path.name for path in folder.iterdir()):
         if name != LOCK and not LEFT_BEHIND.fullmatch(name):
             raise FileExistsError(
                 f"{folder} holds {name!r}, and no job of salgp; it is left alone: choose an empty or a "

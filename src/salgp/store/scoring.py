@@ -6,11 +6,11 @@ run continued with the same call makes the missing files only, on threads or on 
 
 from __future__ import annotations
 
-import functools
 import operator
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from salgp.io import digest
 from salgp.io.files import AnyPath
 from salgp.prediction import LayerTerms, Prediction
 from salgp.progress import progress_bar
-from salgp.store.columns import read_table, write_table
+from salgp.store.columns import read_table
 from salgp.store.engines import run
 from salgp.store.manifest import Manifest, Shard, writing
 from salgp.store.store import FeatureStore
@@ -106,13 +106,9 @@ def score(
     start = time.perf_counter()
     source, folder = FeatureStore(store), Path(out)
     _check_context(context, Path(calibrator))
-    header = {
-        "store": source.identity(),
-        "calibrator": digest(Path(calibrator) / FILE),
-        "layers": layers,
-        "context": context,
-    }
-    in_parallel = functools.partial(run, engine=engine, workers=workers)
+    inputs = {"store": source.identity(), "calibrator": digest(Path(calibrator) / FILE)}
+    header = {**inputs, "layers": layers, "context": context}
+    in_parallel = partial(run, engine=engine, workers=workers)
     both = str(store), str(calibrator)
     with writing(folder):
         manifest = Manifest.open(folder, KIND, header)
@@ -120,8 +116,8 @@ def score(
         left = range(len(manifest.shards), source.n_shards)
         known: Any = context
         if context == "all" and left:
-            pieces: list[Any] = [(*both, i) for i in range(source.n_shards)]
-            known = functools.reduce(operator.add, in_parallel(shard_context, pieces))
+            all_shards = [(*both, i) for i in range(source.n_shards)]
+            known = reduce(operator.add, in_parallel(shard_context, all_shards))
         pieces = [(*both, str(out), i, layers, known) for i in left]
         shards = in_parallel(score_shard, pieces)
         with progress_bar("scoring", len(source), progress, done=before, unit="rows") as advance:
@@ -140,13 +136,12 @@ def score_shard(
     import pyarrow as pa
 
     loaded, source = _loaded(calibrator), FeatureStore(store)
-    features, _ = source.shard(index, source.layer_names if loaded.needs_layers else ())
+    features, _ = source.shard(index, None if loaded.needs_layers else ())
     window = context if isinstance(context, int) else 1
     size = window * max(1, BATCH // window)  # no window of consecutive samples is cut in two
-    predicted = (loaded.predict(part, context) for part in _batches(features, size))
-    tables = [_table(part, layers) for part in predicted]
+    tables = [_table(loaded.predict(part, context), layers) for part in _batches(features, size)]
     table = pa.concat_tables(tables).combine_chunks()
-    return Shard.write(Path(out), index, len(features), lambda part: write_table(table, part))
+    return Shard.write(Path(out), index, table)
 
 
 def _batches(features: Features, size: int = BATCH) -> Iterator[Features]:
@@ -170,8 +165,7 @@ def read_scores(folder: AnyPath) -> dict[str, np.ndarray]:
         (True, (50,))
     """
     manifest = Manifest.read(folder, KIND)
-    shards = enumerate(manifest.shards)
-    tables = [read_table(manifest.file(i), shard.rows) for i, shard in shards]
+    tables = [read_table(manifest.file(i), shard.rows) for i, shard in enumerate(manifest.shards)]
     columns = {name: [table.column(name) for table in tables] for name in tables[0].column_names}
     return {name: np.concatenate(parts) for name, parts in columns.items()}
 
@@ -180,7 +174,7 @@ def _loaded(calibrator: str) -> Calibrator:
     return _cached(calibrator, digest(Path(calibrator) / FILE))
 
 
-@functools.lru_cache(maxsize=2)
+@lru_cache(maxsize=2)
 def _cached(calibrator: str, contents: str) -> Calibrator:
     """Loaded once per process; other contents make a changed calibrator another one."""
     return load_calibrator(calibrator)
@@ -203,7 +197,7 @@ def shard_context(store: str, calibrator: str, index: int) -> Context:
     """Window statistics of one shard."""
     loaded = _loaded(calibrator)
     features, _ = FeatureStore(store).shard(index)
-    return functools.reduce(operator.add, map(loaded.context, _batches(features)))
+    return reduce(operator.add, map(loaded.context, _batches(features)))
 
 
 def _table(prediction: Prediction, layers: bool) -> Any:
@@ -218,9 +212,8 @@ def _table(prediction: Prediction, layers: bool) -> Any:
 
 
 def _layer_columns(terms: LayerTerms) -> dict[str, np.ndarray]:
-    columns = {"mean": terms.mean, "std": terms.std}
     found: dict[str, np.ndarray] = {}
-    for what, values in columns.items():
+    for what, values in (("mean", terms.mean), ("std", terms.std)):
         if values is not None:
             names = [f"layer_{what}.{name}" for name in terms.names]
             found |= dict(zip(names, values.T.cpu().numpy(), strict=True))

@@ -19,7 +19,7 @@ from salgp.io import FormatError, digest, from_json, reading
 from salgp.io.files import AnyPath
 from salgp.labels import as_labels
 from salgp.logits import check_finite
-from salgp.store.columns import Layout, from_table, read_table, to_table, write_table
+from salgp.store.columns import Layout, from_table, read_table, to_table
 from salgp.store.manifest import Manifest, Shard, content_digest, writing
 
 __all__ = ["FeatureStore"]
@@ -88,7 +88,7 @@ class FeatureStore:
             layers: the ones to read; None for all, empty for the logits only.
         """
         path = self.manifest.file(index)
-        names = self.layer_names if layers is None else tuple(layers)
+        names = self.layer_names if layers is None else layers
         for name in names:
             if name not in self.widths:
                 known = ", ".join(self.layer_names) or "none"
@@ -139,17 +139,17 @@ def write_store(
         (7, 2)
     """
     with writing(folder) as where:
-        manifest, count = Manifest.open(folder, KIND), 0
-        for count, (features, labels) in enumerate(_regroup(parts, rows, dtype), 1):
+        manifest, index = Manifest.open(folder, KIND), -1
+        for index, (features, labels) in enumerate(_regroup(parts, rows, dtype)):
             manifest.describe(asdict(Layout.of(features, labels, dtype)))
             data = content_digest(features.logits, features.layers, features.origin, labels)
             shard = Shard(0, "", data)
-            if manifest.needs(count - 1):
-                shard = write_shard(where, count - 1, features, labels, dtype, data, manifest.rows)
-            manifest.add(count - 1, shard)
-        if not count:
+            if manifest.needs(index):
+                shard = write_shard(where, index, features, labels, dtype, data, manifest.rows)
+            manifest.add(index, shard)
+        if index < 0:
             raise ValueError("nothing to store: the stream of features is empty")
-        manifest.finish(count)
+        manifest.finish(index + 1)
     return FeatureStore(folder)
 
 
@@ -179,7 +179,7 @@ def write_shard(
         check_finite(x, f"{part}layer {name!r} holds", first or 0)
     labels = None if labels is None else as_labels(labels, len(features), features.n_classes)
     table = to_table(features, labels, dtype)
-    return Shard.write(folder, index, len(features), lambda part: write_table(table, part), data)
+    return Shard.write(folder, index, table, data)
 
 
 def _regroup(parts: Iterable[Part], rows: int | None, dtype: str) -> Iterator[Part]:
