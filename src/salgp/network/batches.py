@@ -68,7 +68,6 @@ class KnownInputs:
 
 
 Known = KnownInputs | None
-ARRAYS = (Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,12 @@ class Batch:
             ['input']
         """
         for x in inputs:
-            _check_single(x)
+            several = isinstance(x, list) and isinstance(next(iter(x), None), Mapping | tuple)
+            if several or isinstance(x, DataLoader | Dataset | Iterator):
+                raise TypeError(
+                    f"expected one batch, got a {type(x).__name__} of several; for all that a loader yields "
+                    f"there is .predict(loader)"
+                )
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             both = {**inputs[0], **keywords}
             return Batch.of(both, labels_at if labels_at in both else None, known)
@@ -154,10 +158,9 @@ class Batch:
             >>> Batch(keywords={"attention_mask": torch.tensor([[1, 1, 0]])}).mask()
             tensor([[1, 1, 0]])
         """
-        named = dict(self.keywords)
-        if network is not None and len(self.inputs) > 1:
-            by_place = zip(_names_of(network), self.inputs, strict=False)
-            named = {**dict(by_place), **named}
+        names = _names_of(network) if network is not None and len(self.inputs) > 1 else ()
+        by_place = dict(zip(names, self.inputs, strict=False))
+        named = {**by_place, **self.keywords}
         mask, ids = named.get("attention_mask"), named.get("input_ids")
         if not isinstance(mask, Tensor) or mask.ndim != 2:
             return None
@@ -196,9 +199,8 @@ class Batch:
     @property
     def is_empty(self) -> bool:
         """Has it no samples, as the last batch of some loaders?"""
-        inputs = (*self.inputs, *self.keywords.values())
-        tensors = [x for x in inputs if isinstance(x, Tensor)]
-        return bool(tensors) and tensors[0].shape[:1] == (0,)
+        x = self._first(lambda x: isinstance(x, Tensor))[1]
+        return x is not None and x.shape[:1] == (0,)
 
     @property
     def shapes(self) -> str:
@@ -245,11 +247,12 @@ class Batch:
                 f"{most}; if the labels are not last, as in (x, y, id), say where they are: "
                 f"reader=salgp.Reader(labels_at=1)"
             )
-        if taken is None or set(self.keywords) <= set(taken):
+        unknown = [] if taken is None else [key for key in self.keywords if key not in taken]
+        if not unknown:
             return self.inputs, dict(self.keywords)
         if len(self.keywords) == 1 and not self.inputs:
             return tuple(self.keywords.values()), {}
-        raise TypeError(_unknown_keywords(list(self.keywords), taken))
+        raise TypeError(_unknown_keywords(list(self.keywords), taken or (), unknown[-1]))
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None) -> Batch:
         """Inputs as tensors on ``device``, floating-point ones as ``dtype`` (None: as they are)."""
@@ -303,27 +306,17 @@ def are_texts(item: Any) -> bool:
     return listed and all(isinstance(x, str) for x in item)
 
 
-def _check_single(x: Any) -> None:
-    several = isinstance(x, list) and isinstance(next(iter(x), None), Mapping | tuple)
-    if several or isinstance(x, DataLoader | Dataset | Iterator):
-        raise TypeError(
-            f"expected one batch, got a {type(x).__name__} of several; for all that a loader yields "
-            f"there is .predict(loader)"
-        )
-
-
-def _unknown_keywords(keywords: Sequence[str], taken: Sequence[str]) -> str:
-    unknown = [key for key in keywords if key not in taken]
+def _unknown_keywords(keywords: Sequence[str], taken: Sequence[str], unknown: str) -> str:
     return (
         f"the batch has {', '.join(map(repr, keywords))}, but the network's forward takes "
         f"{', '.join(taken) or 'no names'}; pass "
         f"reader=salgp.Reader(forward=lambda model, batch: model(batch[{keywords[0]!r}])), or if one of them "
-        f"holds the labels, reader=salgp.Reader(labels_at={unknown[-1]!r})"
+        f"holds the labels, reader=salgp.Reader(labels_at={unknown!r})"
     )
 
 
 def _has_rows(x: Any) -> bool:
-    array = isinstance(x, ARRAYS) and x.ndim > 0
+    array = isinstance(x, Tensor | np.ndarray) and x.ndim > 0
     return array or are_texts(x)
 
 
@@ -350,16 +343,17 @@ def in_pieces(loader: Any, rows: int = 32) -> Any:
 
 def _pieces(item: Any, rows: int) -> list[Any]:
     if are_texts(item):
-        return [piece for (piece,) in _cut((item,), rows)]
+        return _cut(item, rows)
     if not isinstance(item, tuple | list) or not item or not are_texts(item[0]):
         return [item]
     sizes = {len(part) if hasattr(part, "__len__") else None for part in item}
-    return _cut(item, rows) if len(sizes) == 1 else [item]
+    if len(sizes) > 1:
+        return [item]
+    return list(zip(*(_cut(part, rows) for part in item), strict=True))
 
 
-def _cut(parts: Sequence[Any], rows: int) -> list[Inputs]:
-    starts = range(0, len(parts[0]), rows)
-    return [tuple(part[i : i + rows] for part in parts) for i in starts]
+def _cut(part: Any, rows: int) -> list[Any]:
+    return [part[i : i + rows] for i in range(0, len(part), rows)]
 
 
 def _from_mapping(item: Keywords, labels_at: LabelsAt, known: Known) -> Batch:
@@ -373,15 +367,11 @@ def _label_key(keywords: Keywords, labels_at: LabelsAt, known: Known) -> str | N
     names = known.names if known else ()
     if names and set(names) == set(keywords):
         return None
-    if not isinstance(labels_at, str):
-        return _usual_label_key(keywords, names)
-    if labels_at not in keywords:
-        keys = ", ".join(map(str, keywords))
-        raise KeyError(f"labels_at={labels_at!r} is none of the batch's keys: {keys}")
-    return labels_at
-
-
-def _usual_label_key(keywords: Keywords, names: Sequence[str]) -> str | None:
+    if isinstance(labels_at, str):
+        if labels_at not in keywords:
+            keys = ", ".join(map(str, keywords))
+            raise KeyError(f"labels_at={labels_at!r} is none of the batch's keys: {keys}")
+        return labels_at
     free = [key for key in LABEL_KEYS if key in keywords and key not in names]
     filled = [key for key in free if keywords[key] is not None]
     empty = free if names else []  # no labels, and no input either
@@ -413,15 +403,9 @@ def _from_tuple(item: Inputs, labels_at: LabelsAt, known: Known) -> Batch:
     if len(item) == 1:
         inputs, labels = item, None
     if first_named and len(inputs) == 1:
-        return _from_pair(item[0], labels, labels_at, known)
+        inner = _from_mapping(item[0], labels_at, known)
+        return replace(inner, labels=inner.labels if labels is None else labels, form="pair")
     return Batch(inputs, {}, labels, "tuple", at, tuple(extra))
-
-
-def _from_pair(item: Keywords, labels: Any, labels_at: LabelsAt, known: Known) -> Batch:
-    inner = _from_mapping(item, labels_at if isinstance(labels_at, str) else None, known)
-    if labels is None:
-        labels = inner.labels
-    return replace(inner, labels=labels, form="pair")
 
 
 def _label_position(labels_at: LabelsAt, n: int) -> int:
@@ -492,33 +476,32 @@ def rebatched(batches: Sequence[Batch]) -> Iterator[Batch]:
 
 
 def _join_well(batches: Sequence[Batch]) -> bool:
-    members = [batch._members() for batch in batches]
-    layouts = {(tuple(b.keywords), len(b.inputs), b.form, len(b.extra)) for b in batches}
-    if len(layouts) > 1:
+    layouts = set(map(_layout, batches))
+    if len(layouts) > 1 or None in layouts:
         return False
-    sizes = [len(batch.labels) for batch in batches]
-    for parts, n in zip(members, sizes, strict=True):
-        pairs = zip(parts, members[0], strict=True)
-        if not all(_stack_well(x, like, n) for x, like in pairs):
-            return False
-    size = sum(x.nbytes for parts in members for x in parts)
-    return sum(sizes) <= ROWS and size <= BYTES
+    rows = sum(len(batch.labels) for batch in batches)
+    size = sum(x.nbytes for batch in batches for x in batch._members())
+    return rows <= ROWS and size <= BYTES
 
 
-def _stack_well(x: Any, like: Any, n: int) -> bool:
-    return isinstance(x, Tensor) and x.shape == (n, *like.shape[1:])
+def _layout(batch: Batch) -> tuple[Any, ...] | None:
+    """What batches to be joined have in common; None of one that holds more than tensors of its samples."""
+    n, parts = len(batch.labels), batch._members()
+    if not all(isinstance(x, Tensor) and x.shape[:1] == (n,) for x in parts):
+        return None
+    shapes = [x.shape[1:] for x in parts]
+    return tuple(batch.keywords), len(batch.inputs), batch.form, len(batch.extra), *shapes
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
-    members = zip(*(batch._members() for batch in batches), strict=True)
+    members = zip(*map(Batch._members, batches), strict=True)
     return batches[0]._with_members(list(map(torch.cat, members)))
 
 
 def _taken(x: Any, rows: slice | Tensor) -> Any:
     """Rows of an array, or members of a list of texts or labels."""
-    if isinstance(x, ARRAYS):
+    if isinstance(x, Tensor | np.ndarray):
         return x[rows]
-    chosen = torch.arange(len(x))[rows]
-    return [x[i] for i in chosen.tolist()]
+    return [x[i] for i in torch.arange(len(x))[rows].tolist()]

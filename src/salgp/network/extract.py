@@ -212,8 +212,7 @@ def read_calibration_data(
     reader, features, labels = _labelled(originals or readings)
     clock.learn(len(features))
     rows = len(features) / (steps_in(loader) or 1)
-    n_steps = 0 if reference is None else steps_in(reference)
-    n_reference = int(rows * (n_steps or 0))
+    n_reference = int(rows * (steps_in(reference) or 0))
     augmentation: Augmentation | None = None
     if perturb is not None and (features.layers or not needs_layers):
         batches = [reading.batch for reading in originals]
@@ -225,20 +224,13 @@ def read_calibration_data(
         return CalibrationData(reader, features, labels, None, augmentation)
     left = clock.passes()
     step = 1 if left is None else max(1, -(-n_reference // max(left, 1)))
-    known = _read_reference(model, reference, reader, step, progress)
-    if augmentation is not None and step > 1:
-        augmentation = replace(augmentation, reference=len(known[0]) / n_reference)
-    return CalibrationData(reader, features, labels, known, augmentation)
-
-
-def _read_reference(
-    model: nn.Module, reference: Iterable[Any], reader: Reader, step: int, progress: bool | None
-) -> tuple[Features, Tensor]:
     some = reference if step == 1 else islice(reference, 0, None, step)
     readings = read_batches(model, some, reader, progress=progress, title="reading the reference")
-    _, features, labels = _labelled(readings)
-    check_finite(features.logits, "the class scores of the reference hold")
-    return features, labels
+    _, known, known_labels = _labelled(readings)
+    check_finite(known.logits, "the class scores of the reference hold")
+    if augmentation is not None and step > 1:
+        augmentation = replace(augmentation, reference=len(known) / n_reference)
+    return CalibrationData(reader, features, labels, (known, known_labels), augmentation)
 
 
 class _Clock:
@@ -249,7 +241,8 @@ class _Clock:
     def __init__(self, budget: float | None) -> None:
         if budget is not None and not budget > 0:
             raise ValueError(f"budget must be a positive number of seconds, got {budget}")
-        self._budget, self._begin = budget, time.monotonic()
+        self._begin = time.monotonic()
+        self._end = None if budget is None else self._begin + READING_SHARE * budget
 
     def learn(self, samples: int) -> None:
         """So many samples were read until now."""
@@ -257,10 +250,9 @@ class _Clock:
 
     def passes(self, keep: int = 0) -> int | None:
         """Passes that are left, of which these, or half, are kept for later."""
-        if self._budget is None:
+        if self._end is None:
             return None
-        left = READING_SHARE * self._budget + self._begin - time.monotonic()
-        passes = max(0, int(self._rate * left))
+        passes = max(0, int(self._rate * (self._end - time.monotonic())))
         return passes - min(keep, passes // 2)
 
 
@@ -280,7 +272,7 @@ def augment(
     batches: Sequence[Batch],
     features: Features,
     labels: Tensor,
-    perturb: str | Sequence[str | Family] = "auto",
+    perturb: Families = "auto",
     *,
     passes: int | None = None,
     progress: bool | None = None,
@@ -325,8 +317,8 @@ def augment(
             scales.append(scale)
             parts += [augmenter.augmented(family, scale, number, share) for _ in range(rounds)]
     features = Features.concatenate(parts)
+    made = (len(features) - len(labels)) / most if most else 1.0
     labels = labels[features.origin["groups"].cpu()]
-    made = (len(features) - len(augmenter.original)) / most if most else 1.0
     return features, labels, _augmentation(families, scales, features, labels, made)
 
 
@@ -340,18 +332,19 @@ class _Augmenter:
         self.model, self.reader, self.labels = model, reader, labels
         self.generator = torch.Generator().manual_seed(reader.seed)
         self.batches = list(rebatched(batches))
-        n = len(features)
-        self.original = replace(
-            features, groups=torch.arange(n), families=torch.zeros(n), strengths=torch.zeros(n)
-        )
+        zeros = torch.zeros(len(features))
+        groups = torch.arange(len(features))
+        self.original = replace(features, groups=groups, families=zeros, strengths=zeros)
+        self.trials = list(first_rows(self.batches, TRIALS))
+        self.n_trials = sum(_sizes(self.trials))
         self.layers = [j for j, tap in enumerate(reader.taps or ()) if tap.leads]
         self.advance: Advance = lambda steps=1, title=None: None
 
-    def families(self, perturb: str | Sequence[str | Family]) -> list[Family]:
+    def families(self, perturb: Families) -> list[Family]:
         """The families meant, with the spread of the data; none inside a network without layers."""
         first = self.batches[0]
-        known = (first.numbers[1], first.tokens[1], first.texts[1])
-        x = next((x for x in known if x is not None), None)
+        found = (first.numbers, first.tokens, first.texts)
+        x = next((x for _, x in found if x is not None), None)
         chosen = families_for(perturb, x, with_text=self.reader.tokenizer is not None)
         usable = [family for family in chosen if self.layers or not family.inside]
         return list(map(self.prepared, usable))
@@ -375,26 +368,29 @@ class _Augmenter:
         known = [(ids, real_tokens(batch, ids)) for batch, ids in found if ids is not None]
         return Tokens.of(*zip(*known, strict=True)) if known else None
 
+    def permuted(self, n: int) -> Tensor:
+        """The numbers below ``n`` in random order."""
+        return torch.randperm(n, generator=self.generator)
+
     def some(self, share: float) -> tuple[list[Batch], Tensor]:
         """This share of the batches, at least one, drawn at random; and the numbers of their originals."""
-        sizes = [len(batch.labels) for batch in self.batches]
+        sizes = _sizes(self.batches)
         numbers = torch.arange(sum(sizes))
         if share >= 1:
             return self.batches, numbers
         few = max(1, round(share * len(sizes)))
-        drawn = torch.randperm(len(sizes), generator=self.generator)[:few]
-        chosen, parts = sorted(drawn.tolist()), numbers.split(sizes)
+        drawn = self.permuted(len(sizes))[:few].sort().values
+        chosen, parts = drawn.tolist(), numbers.split(sizes)
         return [self.batches[i] for i in chosen], torch.cat([parts[i] for i in chosen])
 
     def augmented(self, family: Family, scale: float, number: int, share: float = 1.0) -> Features:
         """An augmented sample of this share of the originals; all levels are equally frequent."""
         batches, groups = self.some(share)
         n = len(groups)
-        level = torch.randperm(n, generator=self.generator) % len(LEVELS)
+        level = self.permuted(n) % len(LEVELS)
         strength = torch.tensor(LEVELS, dtype=torch.float64)[level]
         found = self._read(batches, family, scale * strength)
-        families = torch.full((n,), number)
-        return replace(found, groups=groups, families=families, strengths=strength)
+        return replace(found, groups=groups, families=torch.full((n,), number), strengths=strength)
 
     def scale_of(self, family: Family) -> float:
         """Strength that costs the network most of its accuracy above chance, or the family's bound.
@@ -403,40 +399,29 @@ class _Augmenter:
         is harmless at any strength teaches nothing.
         """
         tried = _doubled(family.largest)
-        n = self._n_trials
-        which = torch.randperm(n, generator=self.generator) % len(tried)
-        found = self._read(self._trials, family, torch.tensor(tried)[which])
-        right = found.correct(self.labels[:n]).cpu().double()
-        accuracy = _falling(right, which, len(tried))
+        which = self.permuted(self.n_trials) % len(tried)
+        found = self._read(self.trials, family, torch.tensor(tried)[which])
+        accuracy = _falling(self._right(found), which, len(tried))
         enough, least = self._accuracy_wanted, accuracy[-1]
         if family.inside and least > enough:
             enough = least + 0.03
         pairs = zip(tried, accuracy, strict=True)
         return next((s for s, a in pairs if a <= enough), family.largest)
 
-    @cached_property
-    def _trials(self) -> list[Batch]:
-        return list(first_rows(self.batches, TRIALS))
-
-    @property
-    def _n_trials(self) -> int:
-        return sum(len(batch.labels) for batch in self._trials)
+    def _right(self, trials: Features) -> Tensor:
+        return trials.correct(self.labels[: self.n_trials]).cpu().double()
 
     @cached_property
     def _accuracy_wanted(self) -> float:
         """Accuracy on the trials at which a family is strong enough."""
-        some = self.original[: self._n_trials]
-        right = some.correct(self.labels[: len(some)])
-        original = float(right.double().mean())
-        return original - ACCURACY_LOSS * max(original - 1 / some.n_classes, 0.0)
+        original = float(self._right(self.original[: self.n_trials]).mean())
+        chance = 1 / self.original.n_classes
+        return original - ACCURACY_LOSS * max(original - chance, 0.0)
 
     def _read(self, batches: Sequence[Batch], family: Family, strength: Tensor) -> Features:
-        strengths = strength.split([len(batch.labels) for batch in batches])
+        strengths = strength.split(_sizes(batches))
 
-        def prepare(batch: Batch, index: int) -> tuple[Batch, Change | None]:
-            return self._perturbed(batch, family, strengths[index])
-
-        readings = self._readings(batches, prepare)
+        readings = self._readings(batches, lambda x, i: self._perturbed(x, family, strengths[i]))
         return Features.concatenate([reading.features for reading in readings])
 
     def _perturbed(self, batch: Batch, family: Family, strength: Tensor) -> tuple[Batch, Change | None]:
@@ -463,7 +448,7 @@ class _Augmenter:
             passed[j].append(x.clone())  # the network may yet overwrite its output in place
             return x
 
-        list(self._readings(self._trials, lambda batch, _: (batch, keep)))
+        list(self._readings(self.trials, lambda batch, _: (batch, keep)))
         return [_spread_of(tap, xs) for tap, xs in zip(taps, passed, strict=True)]
 
 
@@ -483,6 +468,10 @@ def _augmentation(
 def _by_level(right: Tensor, strengths: Tensor) -> tuple[float, ...]:
     at_level = strengths.isclose(torch.tensor(LEVELS, dtype=torch.float64)[:, None])
     return tuple(float(right[rows].mean()) for rows in at_level)
+
+
+def _sizes(batches: Sequence[Batch]) -> list[int]:
+    return [len(batch.labels) for batch in batches]
 
 
 def _doubled(largest: float) -> list[float]:

@@ -27,18 +27,19 @@ from __future__ import annotations
 
 import difflib
 import functools
-import itertools
 import re
 import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, takewhile
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.nn.modules import pooling as pool_modules
 
 from salgp.network.frozen_copy import FrozenCopy
@@ -173,8 +174,7 @@ def trace(model: nn.Module, run: Run) -> Trace:
     with torch.no_grad():
         logits = raw_logits(run(network))
     names = tuple(name for name, _ in model.named_modules() if name)
-    calls = tuple(_calls(seen, logits))
-    return Trace(calls, names, logits.clone())
+    return Trace(tuple(_calls(seen, logits)), names, logits.clone())
 
 
 def ancestors(name: str) -> list[str]:
@@ -260,8 +260,8 @@ class Flow:
         self._shapes[self._taps[j].name] = x.shape
         return x
 
-    def _disturbed(self, name: str, share: Tensor | None = None) -> Tensor:
-        """The logits with noise on what one tap gives, or on a share ``(n, T)`` of its positions."""
+    def _disturbed(self, name: str, share: Tensor | int = 1) -> Tensor:
+        """The logits with noise on what one tap gives, or on a share ``(n, T, 1)`` of its positions."""
 
         def change(j: int, x: Tensor) -> Tensor:
             return x + _noise_for(x, share) if self._taps[j].name == name else x
@@ -280,36 +280,30 @@ _Seen = tuple[str, nn.Module, Tensor | None, bool, Layout]
 
 
 def _last_real(mask: Tensor) -> Tensor:
-    """1 at the last real token of each row, ``(n, T)``."""
+    """1 at the last real token of each row, ``(n, T, 1)``."""
     padding_behind = mask.bool().flip(1).int().argmax(dim=1)
-    return nn.functional.one_hot(padding_behind, mask.shape[1]).flip(1)
+    return nn.functional.one_hot(padding_behind, mask.shape[1]).flip(1)[:, :, None]
 
 
-def _noise_for(x: Tensor, share: Tensor | None) -> Tensor:
-    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-    if share is not None:
-        noise = noise * share[:, :, None]
+def _noise_for(x: Tensor, share: Tensor | int) -> Tensor:
+    noise = share * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     return (x.abs().mean() + 1) * noise.to(x)
 
 
 def _record(network: nn.Module, seen: list[_Seen]) -> None:
     """Append every call of the network's modules to ``seen``."""
     for name, module in network.named_modules():
-        scripted = isinstance(module, torch.jit.ScriptModule)  # takes no hooks
+        scripted = isinstance(module, ScriptModule)  # takes no hooks
         if not scripted and "parametrizations" not in name.split("."):
-            module.register_forward_hook(_recorder(name, seen))
+            module.register_forward_hook(functools.partial(_record_call, seen, name))
 
 
-def _recorder(name: str, seen: list[_Seen]) -> Callable[..., None]:
-    def hook(module: nn.Module, _: Any, output: Any) -> None:
-        x, mask, _ = activation(output)
-        if x is not None and x.numel() > x.shape[:2].numel():
-            x = x.to("meta")  # only the logits are to be recognised by where they lie
-        inherited = seen[-1][-1] if seen else Layout()
-        layout = _own_layout(module) or inherited
-        seen.append((name, module, x, mask is not None, layout))
-
-    return hook
+def _record_call(seen: list[_Seen], name: str, module: nn.Module, _: Any, output: Any) -> None:
+    x, mask, _ = activation(output)
+    if x is not None and x.numel() > x.shape[:2].numel():
+        x = x.to("meta")  # only the logits are to be recognised by where they lie
+    layout = _own_layout(module) or (seen[-1][-1] if seen else Layout())
+    seen.append((name, module, x, mask is not None, layout))
 
 
 def _calls(seen: Iterable[_Seen], logits: Tensor) -> Iterator[Call]:
@@ -332,11 +326,10 @@ def _same_values(x: Tensor, logits: Tensor) -> bool:
 
 
 def _batch_axis(shape: tuple[int, ...], n: int, module: nn.Module) -> int:
-    counting = [axis for axis, size in enumerate(shape[:2]) if size == n]
     if len(shape) < 3:
         return 0
-    if len(counting) == 1:
-        return counting[0]
+    if shape[:2].count(n) == 1:
+        return shape.index(n)
     kinds = nn.RNNBase | nn.MultiheadAttention
     stated = {m.batch_first for m in module.modules() if isinstance(m, kinds)}
     return int(stated == {False})
@@ -412,8 +405,12 @@ def auto_layers(found: Trace, leads: Leads = lambda tap: True) -> tuple[str, ...
     chosen = _plain_outside(found, before, stack)
     chosen |= {c for c in before if c.name in stack}
     offered = found.taps()
-    names = [_auto_names(call, offered, leads) for call in before if call in chosen]
-    return thinned(list(itertools.chain(*names)), MAX_LAYERS)
+
+    def used(name: str) -> bool:
+        return name in offered and leads(offered[name])
+
+    names = [_auto_names(call, used) for call in before if call in chosen]
+    return thinned(list(chain(*names)), MAX_LAYERS)
 
 
 def make_taps(
@@ -474,10 +471,10 @@ def thinned(names: Sequence[str], most: int) -> tuple[str, ...]:
         >>> thinned("abcdefg", 3)
         ('a', 'd', 'g')
     """
-    if len(names) <= most:
+    last = len(names) - 1
+    if last < most:
         return tuple(names)
-    step = len(names) - 1
-    return tuple(names[round(i * step / (most - 1))] for i in range(most))
+    return tuple(names[round(i * last / (most - 1))] for i in range(most))
 
 
 def _resolve(item: str | int, found: Trace, offered: Offered, leads: Leads) -> Iterable[str]:
@@ -516,22 +513,16 @@ def _unknown(item: str, found: Trace, offered: Offered) -> str:
 
 def _matches(label: str, pattern: str) -> bool:
     """Exact name, module name without call number, or glob."""
+    regex = re.escape(pattern).replace(r"\*\*", ".*")
+    regex = regex.replace(r"\*", "[^.]*").replace(r"\?", "[^.]")
     name = label.partition("@")[0]
-    if pattern in (label, name):
-        return True
-    parts = re.split(r"(\*\*|\*|\?)", pattern)
-    regex = "".join(_WILDCARDS.get(part, re.escape(part)) for part in parts)
-    return len(parts) > 1 and re.fullmatch(regex, name) is not None
+    return pattern == label or re.fullmatch(regex, name) is not None
 
 
-_WILDCARDS = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
-
-
-def _auto_names(call: Call, offered: Offered, leads: Leads) -> list[str]:
-    if call.label in offered and leads(offered[call.label]):
+def _auto_names(call: Call, used: Callable[[str], bool]) -> list[str]:
+    if used(call.label):
         return [*call.states[:-1], call.label]
-    used = any(leads(offered[name]) for name in call.states)
-    return call.states if used else []
+    return call.states if any(map(used, call.states)) else []
 
 
 def _before_classifier(found: Trace) -> list[Call]:
@@ -539,7 +530,7 @@ def _before_classifier(found: Trace) -> list[Call]:
     head = _classifier(found)
     name = head.name if head else ""
     closed = [name, *ancestors(name)]
-    before = itertools.takewhile(lambda call: call is not head, found.calls)
+    before = takewhile(lambda call: call is not head, found.calls)
     return [call for call in before if call.name not in closed]
 
 
@@ -548,8 +539,7 @@ def _plain_outside(found: Trace, before: Calls, stack: set[str]) -> set[Call]:
     in_stack = [i for i, c in enumerate(before) if c.name in stack]
     behind = before[in_stack[-1] + 1 :] if in_stack else before
     blocks = _plain_blocks(found, before)
-    around = [{start.name, *ancestors(start.name)} for start, _ in blocks]
-    outside = [end for (_, end), names in zip(blocks, around, strict=True) if not stack & names]
+    outside = [end for start, end in blocks if stack.isdisjoint([start.name, *ancestors(start.name)])]
     return {end for end in outside if end in behind or end.states}
 
 
@@ -575,11 +565,10 @@ def _stack(found: Trace, before: Calls) -> set[str]:
     level = [""] if "" in modules else []
     while level:
         below = [list(_running_children(name, modules[name], modules)) for name in level]
-        stacks = (_repeated(children, modules, runs) for children in below)
-        stack = next(filter(None, stacks), None)
-        if stack:
-            return stack
-        level = [name for name, _ in itertools.chain(*below) if name in parents]
+        for children in below:
+            if stack := _repeated(children, modules, runs):
+                return stack
+        level = [name for name, _ in chain(*below) if name in parents]
     return set()
 
 
@@ -641,17 +630,12 @@ def _promoted(call: Call, blocks: Calls, before: Calls) -> Call:
     inside = Counter(parent for block in blocks for parent in ancestors(block.name))
     alone = {parent for parent in ancestors(call.name) if inside[parent] == 1}
     once = [c for c in before if c.name in alone and c.count == 1]
-    fitting = [c for c in once if _axes(c) == _axes(call)]
+    axes = len(call.shape or ())
+    fitting = [c for c in once if len(c.shape or ()) == axes]
     return min([*fitting, call], key=lambda c: len(c.name))
 
 
-def _axes(call: Call) -> int:
-    return len(call.shape or ())
-
-
 _IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)
-
-
 _LOCAL_POOLINGS = (pool_modules._MaxPoolNd, pool_modules._AvgPoolNd, pool_modules._LPPoolNd)
 
 

@@ -18,6 +18,7 @@ import operator
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from itertools import islice
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -29,7 +30,7 @@ from salgp.labels import class_labels
 from salgp.logits import OUTPUTS, as_logits, check_undeclared
 from salgp.network.batches import Batch, KnownInputs, LabelsAt, are_texts, in_pieces
 from salgp.network.frozen_copy import FrozenCopies, FrozenCopy, fingerprint, unwrap
-from salgp.network.layers import Flow, Layers, Poolings, Run, Trace, make_taps, pooling_for, trace
+from salgp.network.layers import Flow, Layers, Poolings, Trace, make_taps, pooling_for, trace
 from salgp.network.taps import FORWARD, Change, Probe, Tap, TapError, raw_logits
 from salgp.progress import progress_bar, steps_in
 
@@ -144,12 +145,11 @@ class Reader:
         network = unwrap(model)
         device, dtype = FrozenCopy(network).placement
         few = batch.take(slice(HANDFUL)).to(self.device or device, dtype)
-        run = functools.partial(self._run, batch=few)
-        found = trace(network, run)
+        found = trace(network, functools.partial(self._run, batch=few))
         scores = found.logits.shape
         return replace(
             self,
-            taps=self._chosen_taps(network, found, run, self._mask(network, few)),
+            taps=self._chosen_taps(network, found, few),
             form=batch.form,
             inputs=KnownInputs.of(batch, network, self.forward is not None),
             columns=scores[1:].numel() if len(scores) in (1, 2) else None,
@@ -157,15 +157,14 @@ class Reader:
             _copies=FrozenCopies(),
         )
 
-    def _chosen_taps(
-        self, network: nn.Module, found: Trace, run: Run, mask: Tensor | None
-    ) -> tuple[Tap, ...]:
+    def _chosen_taps(self, network: nn.Module, found: Trace, few: Batch) -> tuple[Tap, ...]:
         layers = self.layers
         if not isinstance(layers, str | int) and not len(layers):
             return ()
         if layers == "auto":  # a network may say itself which layers are worth reading
             layers = getattr(network, "salgp_layers", "auto")
-        flow = Flow(network, found, run, mask)
+        run = functools.partial(self._run, batch=few)
+        flow = Flow(network, found, run, self._mask(network, few))
         taps = make_taps(found, layers, self.pooling, flow)
         return tuple(map(flow.with_pooling, taps))
 
@@ -209,11 +208,10 @@ class Reader:
         self, frozen: FrozenCopy, batch: Batch, change: Change | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """What the network gives, and what passes its taps, by name."""
-        device, dtype = frozen.placement
+        network, (device, dtype) = frozen.network, frozen.placement
         batch = batch.to(self.device or device, dtype)
-        mask = self._mask(frozen.network, batch)
-        with frozen.probe.reading(mask, change) as found:
-            return raw_logits(self._run(frozen.network, batch)), found
+        with frozen.probe.reading(self._mask(network, batch), change) as found:
+            return raw_logits(self._run(network, batch)), found
 
     def _mask(self, network: nn.Module, batch: Batch) -> Tensor | None:
         return batch.mask(network if self.forward is None else None)
@@ -354,34 +352,27 @@ def collect(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor | Non
     """Join the readings of a loader: reader in use, features, and labels where there are some. Batches are
     let go as soon as they are read: inputs are often a thousand times as large as their features.
     """
-    parts = [(found.reader, found.features, found.labels) for found in readings]
+    parts = map(operator.attrgetter("reader", "features", "labels"), readings)
     readers, features, labels = zip(*parts, strict=True)
     reader, joined = readers[0], Features.concatenate(features)
-    given = [y for y in labels if y is not None]
-    known = torch.cat(given) if given else None
+    known = None if labels[0] is None else torch.cat(labels)  # `read_batches`: all or none
     if reader.output is None:
         check_undeclared(joined.logits, known)
         reader = replace(reader, output="logits")
     return reader, joined, known
 
 
-_END: Any = object()
-
-
 def _check_loader(loader: Any) -> None:
-    if _is_one_batch(loader):
+    array = Tensor | np.ndarray
+    one_batch = isinstance(loader, array | str | nn.Module) or not isinstance(loader, Iterable)
+    if isinstance(loader, tuple) and loader:  # arrays, or texts and their labels
+        texts = len(loader) == 2 and are_texts(loader[0])
+        one_batch = texts or all(isinstance(x, array) for x in loader)
+    if one_batch:
         raise TypeError(
             f"loader must yield batches, got a {type(loader).__name__}; put one batch into a list, "
             f"[(x, y)], and data into torch.utils.data.DataLoader(...)"
         )
-
-
-def _is_one_batch(loader: Any) -> bool:
-    array = Tensor | np.ndarray
-    if isinstance(loader, tuple) and loader:  # arrays, or texts and their labels
-        texts = len(loader) == 2 and are_texts(loader[0])
-        return texts or all(isinstance(x, array) for x in loader)
-    return isinstance(loader, array | str | nn.Module) or not isinstance(loader, Iterable)
 
 
 def _check_alike(first: Reading, reading: Reading, index: int) -> None:
@@ -418,11 +409,11 @@ def _with_own_random(items: Iterator[T], model: nn.Module) -> Iterator[T]:
     while True:
         with torch.random.fork_rng([] if kind == "cpu" else [device], device_type=kind):
             torch.set_rng_state(state)
-            item = next(items, _END)
+            some = list(islice(items, 1))
             state = torch.get_rng_state()
-        if item is _END:
+        if not some:
             return
-        yield item
+        yield some[0]
 
 
 class LostFunctionError(ValueError):
@@ -441,16 +432,13 @@ def module_header(model: nn.Module, reader: Reader) -> dict[str, Any]:
 
 def reader_header(reader: Reader) -> dict[str, Any]:
     """A reader as JSON; pooling functions become None, and whether there was a forward function is kept."""
-    how, taps, inputs = reader.pooling, reader.taps, reader.inputs
-    named: Any = _name(how)
-    if isinstance(how, Mapping):
-        named = {rule: _name(own) for rule, own in how.items()}
+    taps, inputs = reader.taps, reader.inputs
     return {
         **{name: getattr(reader, name) for name in PLAIN},
         "needs_forward": reader.forward is not None,
         "layers": reader.layers,
-        "pooling": named,
-        "taps": None if taps is None else [asdict(tap) | {"pooling": _name(tap.pooling)} for tap in taps],
+        "pooling": _name(reader.pooling),
+        "taps": taps and [asdict(tap) | {"pooling": _name(tap.pooling)} for tap in taps],
         "inputs": None if inputs is None else asdict(inputs),
         "classes": reader.classes,
     }
@@ -525,5 +513,7 @@ def _stored_pooling(stored: Any, given: Poolings | None) -> Any:
     return stored
 
 
-def _name(pooling: Any) -> str | None:
+def _name(pooling: Any) -> Any:
+    if isinstance(pooling, Mapping):
+        return {rule: _name(how) for rule, how in pooling.items()}
     return pooling if isinstance(pooling, str) else None

@@ -11,11 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import adaptive_avg_pool2d, affine_grid, conv2d, grid_sample, interpolate, pad
+
+from salgp.logits import at_least_single
 
 __all__ = ["Spread", "normal", "per", "uniform", "whole"]
 
@@ -73,11 +75,12 @@ class Spread:
         if axes > 1:
             shape[axis] = -1
         centre, scale, low, high = (values.reshape(shape) for values in spread)
+        found = Spread(centre, scale, low, high, axis=axis)
         if axes != 2 or not table:
-            return Spread(centre, scale, low, high, axis=axis)
+            return found
         rows = torch.cat([part.detach() for part in parts])
         donors = rows[:: -(-len(rows) // DONORS)]
-        return Spread(centre, scale, low, high, _discrete(rows), donors)
+        return replace(found, discrete=_discrete(rows), donors=donors)
 
     def swapped(self, old: Tensor, new: Tensor, strength: Tensor, generator: Generator) -> Tensor:
         """``new`` with the discrete columns of ``old``, some of them replaced by another row's: more of them
@@ -128,9 +131,7 @@ def gain(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> T
     The middle is the sample's mean of each channel; of a table, the typical value of each feature.
     """
     positions = [i for i in range(1, x.ndim) if i != spread.axis]
-    middle = spread.centre.to(x)
-    if positions:
-        middle = x.mean(dim=positions, keepdim=True)
+    middle = x.mean(dim=positions, keepdim=True) if positions else spread.centre.to(x)
     factor = torch.exp(1.8 * strength * _symmetric(len(x), x, generator))
     step = 0.7 * strength * normal(strength, generator)
     return (x - middle) * per(factor, x) + middle + per(step, x) * spread.scale.to(x)
@@ -168,7 +169,7 @@ def blur(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     kernel = _bell(reach, strength * w / 8).repeat_interleave(c, 0)  # (n c, 2 reach + 1)
     groups = n * c
     framed = pad(x.reshape(1, groups, h, w), [reach] * 4, mode="replicate")
-    along_rows = conv2d(framed, kernel[:, None, None, :], groups=groups)
+    along_rows = conv2d(framed, kernel[:, None, None], groups=groups)
     along_both = conv2d(along_rows, kernel[:, None, :, None], groups=groups)
     return along_both.reshape(x.shape)
 
@@ -190,7 +191,7 @@ def pixelate(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     for size in fewer.unique(dim=0):
         if torch.equal(size, sides):
             continue
-        rows = (fewer == size).all(dim=1).to(x.device)
+        rows = (fewer == size).all(1).to(x.device)
         coarse = adaptive_avg_pool2d(x[rows], size.tolist())
         new[rows] = interpolate(coarse, size=x.shape[-2:])
     return new
@@ -219,18 +220,17 @@ def time_warp(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     steps = torch.arange(x.shape[1], device=x.device)
     rate = torch.exp(_symmetric(len(x), x, generator) * strength)
     shown = (steps * rate[:, None]).round().long()
-    index = shown.clamp(max=len(steps) - 1)[:, :, None]
+    index = shown.clamp_max(len(steps) - 1)[:, :, None]
     return x.gather(1, index.expand_as(x))
 
 
 def _rectangle(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     """True inside a random rectangle of each image, ``(n, 1, h, w)``."""
     sides = torch.tensor(x.shape[-2:]).to(x)
-    length = (0.5 * strength).clamp(max=0.95)[:, None] * sides  # (n, 2)
+    length = (0.5 * strength).clamp_max(0.95)[:, None] * sides  # (n, 2)
     start = uniform((len(x), 2), x, generator) * (sides - length)
     end = start + length
-    rows = _between(x.shape[-2], start[:, :1], end[:, :1])
-    columns = _between(x.shape[-1], start[:, 1:], end[:, 1:])
+    rows, columns = map(_between, x.shape[-2:], start.T[..., None], end.T[..., None])
     return (rows[:, :, None] & columns[:, None, :])[:, None]
 
 
@@ -245,12 +245,10 @@ def _moments(x: Tensor, axis: int) -> Tensors:
     x = x.detach()
     if x.ndim == 1:
         x = x[:, None]
-    flat = x.movedim(axis, 1).flatten(2) if x.ndim > 2 else x[..., None]
-    if flat.dtype not in (torch.float32, torch.float64):
-        flat = flat.float()
+    flat = at_least_single(x.movedim(axis, 1).flatten(2) if x.ndim > 2 else x[..., None])
     mean = flat.mean(dim=2)
     variance = (flat - mean[:, :, None]).square().mean(dim=2)
-    return mean, variance, flat.amin(dim=2), flat.amax(dim=2)
+    return mean, variance, flat.amin(2), flat.amax(2)
 
 
 def _spread(moments: Sequence[Tensors]) -> Tensors:
@@ -268,13 +266,12 @@ def _robust(values: Tensor) -> tuple[Tensor, Tensor]:
     return values.median(dim=0).values, (high - low) / normal_width
 
 
-def _discrete(rows: Tensor, most: int = 20) -> tuple[Columns, ...]:
+def _discrete(rows: Tensor) -> tuple[Columns, ...]:
     """Columns with few values; columns that are a one-hot code stand together."""
-    n = len(rows)
-    if n < 5:
+    if len(rows) < 5:
         return ()
     values = [len(column.unique()) for column in rows.T]
-    limit = max(2, min(most, n // 10))
+    limit = max(2, min(20, len(rows) // 10))
     few = [j for j, count in enumerate(values) if count <= limit]
     two = {j: rows[:, j] == rows[:, j].max() for j in few if values[j] == 2}
     sets: list[Columns] = []
@@ -289,8 +286,8 @@ def _one_hot_from(first: int, two: dict[int, Tensor]) -> Columns | None:
     total = torch.zeros(())
     for j in itertools.takewhile(two.__contains__, itertools.count(first)):
         total = total + two[j].long()
-        if bool((total > 1).any()):
+        if total.max() > 1:
             return None
-        if bool((total == 1).all()):
-            return tuple(range(first, j + 1)) if j > first else None
+        if total.min() == 1:
+            return tuple(range(first, j + 1))
     return None

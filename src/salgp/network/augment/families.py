@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from salgp.network.augment import corruptions, text
 from salgp.network.augment.corruptions import Spread
@@ -68,8 +68,8 @@ class Family:
     spread: Spread | Tokens | None = None
     together: bool = False
 
-    def __call__(self, x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
-        strength = strength.to(x.device) if self.tokens else strength.to(x)
+    def __call__(self, x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
+        strength = strength.to(x.device if self.tokens else x)
         if not self.measured:
             return self.disturb(x, strength, generator)
         if self.tokens:
@@ -81,13 +81,12 @@ class Family:
         return new
 
     def on_tokens(
-        self, ids: Tensor, strength: Tensor, generator: torch.Generator, real: Tensor | None = None
+        self, ids: Tensor, strength: Tensor, generator: Generator, real: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens ``(n, T)`` perturbed, and where they are real, ``(n, T)`` or None."""
         if not self.measured:
             return self.disturb(ids, strength, generator), real
-        tokens = self.spread or Tokens.of([ids], [real])
-        return self.disturb(ids, strength, generator, tokens, real)
+        return self.disturb(ids, strength, generator, self.spread or Tokens.of([ids], [real]), real)
 
     def on(self, spread: Spread | Tokens | None) -> Family:
         """The same family for data of this spread."""
@@ -113,16 +112,14 @@ def families_for(
     """
     if isinstance(choice, str):
         return tuple(FAMILIES[name] for name in _names(choice, x, with_text))
-    unknown = [f for f in choice if isinstance(f, str) and f not in FAMILIES]
-    if unknown:
-        raise KeyError(f"no family of perturbations called {unknown[0]!r}; known: {', '.join(FAMILIES)}")
+    for f in choice:
+        if isinstance(f, str) and f not in FAMILIES:
+            raise KeyError(f"no family of perturbations called {f!r}; known: {', '.join(FAMILIES)}")
     return tuple(f if isinstance(f, Family) else FAMILIES[f] for f in choice)
 
 
 def _names(choice: str, x: Input, with_text: bool) -> tuple[str, ...]:
-    kind = kind_of(x) if choice == "auto" else choice
-    if choice == "auto" and kind == "tokens" and with_text:
-        kind = "text"
+    kind = kind_of(x, with_text) if choice == "auto" else choice
     if kind not in KINDS:
         raise ValueError(
             f"perturb must be 'auto', one of {', '.join(KINDS)}, or a list of families; got {choice!r}"
@@ -130,9 +127,9 @@ def _names(choice: str, x: Input, with_text: bool) -> tuple[str, ...]:
     return KINDS[kind]
 
 
-def kind_of(x: Input) -> str:
+def kind_of(x: Input, with_text: bool = False) -> str:
     """Kind of input by its axes: images (4), sequences (3), tabular (2); tokens where it is not floating
-    point; strings where it is text; ``"other"`` for all else.
+    point, or text where their text is known; strings where it is text itself; ``"other"`` for all else.
 
     Example:
         >>> kind_of(torch.zeros(2, 1, 8, 8)), kind_of(torch.zeros(2, 8, dtype=torch.long))
@@ -140,7 +137,7 @@ def kind_of(x: Input) -> str:
     """
     if not isinstance(x, Tensor):
         return "other" if x is None else "strings"
-    kinds = _BY_AXES if x.is_floating_point() else {2: "tokens"}
+    kinds = _BY_AXES if x.is_floating_point() else {2: "text" if with_text else "tokens"}
     return kinds.get(x.ndim, "other")
 
 
@@ -148,7 +145,7 @@ _BY_AXES = {4: "images", 3: "sequences", 2: "tabular"}
 
 
 def layer_change(
-    family: Family, spreads: Sequence[Spread], layer: Tensor, strength: Tensor, generator: torch.Generator
+    family: Family, spreads: Sequence[Spread], layer: Tensor, strength: Tensor, generator: Generator
 ) -> Change:
     """Sample ``i`` has the output of tapped layer ``layer[i]`` disturbed with ``strength[i]``.
 
@@ -165,15 +162,13 @@ def layer_change(
         if len(rows) != len(x) or not rows.any():
             return x
         disturbed = family.on(spreads[j])(x, strength, generator)
-        new = x.clone()
-        new[rows] = disturbed[rows]
-        return new
+        return torch.where(corruptions.per(rows, x), disturbed.to(x), x)
 
     return change
 
 
 def perturbed_batch(
-    batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, tokenizer: Any
+    batch: Batch, family: Family, strength: Tensor, generator: Generator, tokenizer: Any
 ) -> Batch:
     """The first floating-point input perturbed; further ones of two axes (metadata) get noise of the same
     strength. A family that acts on all inputs together gets them all.
@@ -197,21 +192,19 @@ def perturbed_batch(
     return batch
 
 
-def _perturbed_together(batch: Batch, family: Family, strength: Tensor, generator: torch.Generator) -> Batch:
+def _perturbed_together(batch: Batch, family: Family, strength: Tensor, generator: Generator) -> Batch:
     """All inputs perturbed by one function: a tuple of them, or a dictionary where they have names."""
     numbers = batch.numbers[1]
     own = strength if numbers is None else strength.to(numbers)
     old: Any = batch.inputs or dict(batch.keywords)
     found = family.disturb(old, own, generator)
-    named = isinstance(old, Mapping)
-    if isinstance(found, Mapping) != named or _shapes(found) != _shapes(old):
+    if _shapes(found) != _shapes(old):
         raise ValueError(
             f"perturbation {family.name!r} must return its inputs as it got them, {_shapes(old)}; "
             f"got {_shapes(found)}"
         )
-    if named:
-        return replace(batch, keywords=dict(found))
-    return replace(batch, inputs=tuple(found))
+    named = isinstance(old, Mapping)
+    return replace(batch, keywords=dict(found)) if named else replace(batch, inputs=tuple(found))
 
 
 def _shapes(found: Any) -> Any:
@@ -224,7 +217,7 @@ def _shapes(found: Any) -> Any:
 
 
 def _perturbed_text(
-    batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, tokenizer: Any
+    batch: Batch, family: Family, strength: Tensor, generator: Generator, tokenizer: Any
 ) -> Batch:
     """Tokens perturbed, and their mask with them."""
     at, texts = batch.texts
@@ -245,14 +238,13 @@ def _perturbed_text(
 def _with_mask(batch: Batch, ids: Tensor, real: Tensor | None) -> Batch:
     """The batch with a mask that tells which tokens are real, in the mask's own terms."""
     at, mask = _token_mask(batch, ids)
-    if at is None or mask is None or real is None:
+    if mask is None or real is None:
         return batch
-    marked = ~real if _marks_padding(ids, mask) else real
-    return batch.with_input(at, marked.to(mask))
+    return batch.with_input(at, (real ^ _marks_padding(ids, mask)).to(mask))
 
 
 def _retokenized(
-    batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, tokenizer: Any
+    batch: Batch, family: Family, strength: Tensor, generator: Generator, tokenizer: Any
 ) -> Batch:
     """The words behind the tokens perturbed; types of tokens follow their words."""
     if tokenizer is None:
@@ -262,9 +254,7 @@ def _retokenized(
     where, ids = batch.tokens
     assert where is not None
     real = text.real_or_guessed(ids, real_tokens(batch, ids))
-    tokens = family.spread
-    if not isinstance(tokens, Tokens):
-        tokens = Tokens.of([ids], [real])
+    tokens: Any = family.spread or Tokens.of([ids], [real])
     new, real, origin = text.retokenize(ids, real, tokens, tokenizer, family.disturb, strength, generator)
     for name, x in _beside(batch, ids).items():
         if "type" not in name:
@@ -275,9 +265,9 @@ def _retokenized(
 
 def _beside(batch: Batch, ids: Tensor) -> dict[str, Tensor]:
     """Further inputs by name with a number for each token; their mask is none."""
-    mask_at, _ = _token_mask(batch, ids)
     named = {name: x for name, x in batch.keywords.items() if _is_like(x, ids)}
-    return {name: x for name, x in named.items() if name != mask_at}
+    named.pop(_token_mask(batch, ids)[0], None)
+    return named
 
 
 def _is_like(x: Any, ids: Tensor) -> bool:
@@ -298,23 +288,16 @@ def real_tokens(batch: Batch, ids: Tensor) -> Tensor | None:
     mask = _token_mask(batch, ids)[1]
     if mask is None:
         return None
-    return ~mask.bool() if _marks_padding(ids, mask) else mask.bool()
+    return mask.bool() ^ _marks_padding(ids, mask)
 
 
 def _marks_padding(ids: Tensor, mask: Tensor) -> bool:
     """Are the ones of a mask at padding? Then they all stand at the same token, or there are none."""
-    mask = mask.bool()
-    one, zero = ids[mask], ids[~mask]
-    if len(one) == 0 or len(zero) == 0:
-        return len(one) == 0
-    return _all_same(one) and not _all_same(zero)
+    one, zero = (len(ids[here].unique()) for here in (mask.bool(), ~mask.bool()))
+    return one == 0 or (one == 1 and zero > 1)
 
 
-def _all_same(ids: Tensor) -> bool:
-    return bool((ids == ids[0]).all())
-
-
-def _token_mask(batch: Batch, ids: Tensor) -> tuple[int | str | None, Tensor | None]:
+def _token_mask(batch: Batch, ids: Tensor) -> tuple[Any, Tensor | None]:
     """Where the mask of the tokens is, and the mask: by name, or zeros and ones of the same shape."""
     for key, x in batch.keywords.items():
         if "mask" in key and _is_like(x, ids):

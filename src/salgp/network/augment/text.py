@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise, takewhile
 from typing import Any
@@ -323,7 +323,7 @@ def _frame(texts: list[list[int]]) -> tuple[int, int]:
     return head, len(common_start(ends))
 
 
-def common_start(texts: Sequence[Sequence[int]]) -> list[int]:
+def common_start(texts: Iterable[Sequence[int]]) -> list[int]:
     """The tokens with which all texts begin."""
     columns = zip(*texts, strict=False)
     same = takewhile(lambda column: len(set(column)) == 1, columns)
