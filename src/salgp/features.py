@@ -7,7 +7,7 @@ that name, so nobody has to guess what a number means. Notation: ``n`` samples, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -127,7 +127,7 @@ class Features:
     @property
     def widths(self) -> dict[str, int]:
         """Feature width ``d_l`` of each layer."""
-        return {name: x.shape[1] for name, x in self.layers.items()}
+        return _each(self.layers, lambda x: x.shape[1])
 
     @property
     def origin(self) -> dict[str, Tensor]:
@@ -152,12 +152,11 @@ class Features:
         rows = torch.arange(n, device=device)
         if self.groups is None:
             return rows, rows
-        _, group = self.groups.to(device).unique(return_inverse=True)
+        groups, group = self.groups.to(device).unique(return_inverse=True)
         late = rows
         if self.families is not None:
             late = rows + n * (self.families.to(device) > 0)
-        n_groups = int(group.max()) + 1
-        earliest = torch.full((n_groups,), 2 * n, device=device)
+        earliest = torch.full(groups.shape, 2 * n, device=device)
         first = earliest.scatter_reduce(0, group, late, "amin") % n
         rank = first.argsort().argsort()
         return first.sort().values, rank[group]
@@ -222,11 +221,9 @@ class Features:
         return self.correct(labels).to(self.confidence.dtype) - self.confidence
 
     def __getitem__(self, rows: slice | Tensor | np.ndarray | Sequence[int]) -> Features:
-        index = rows
-        if not isinstance(index, slice):
-            index = torch.as_tensor(index, device=self.logits.device)
-        layers = {name: x[index] for name, x in self.layers.items()}
-        origin = {what: _rows(x, index) for what, x in self.origin.items()}
+        index = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.logits.device)
+        layers = _each(self.layers, lambda x: x[index])
+        origin = _each(self.origin, lambda x: _rows(x, index))
         return Features(self.logits[index], layers, network=self.network, **origin)
 
     def select(self, names: Sequence[str]) -> Features:
@@ -235,14 +232,13 @@ class Features:
         if unknown:
             known = ", ".join(self.layer_names) or "none"
             raise KeyError(f"no layer named {', '.join(unknown)}; known layers: {known}")
-        layers = {name: self.layers[name] for name in names}
-        return replace(self, layers=layers)
+        return replace(self, layers={name: self.layers[name] for name in names})
 
     def to(self, *args: Any, **kwargs: Any) -> Features:
         """Move or cast every tensor, with the arguments of `torch.Tensor.to`."""
         logits = self.logits.to(*args, **kwargs)
-        origin = {what: x.to(logits.device) for what, x in self.origin.items()}
-        layers = {k: x.to(*args, **kwargs) for k, x in self.layers.items()}
+        origin = _each(self.origin, lambda x: x.to(logits.device))
+        layers = _each(self.layers, lambda x: x.to(*args, **kwargs))
         return Features(logits, layers, network=self.network, **origin)
 
     @staticmethod
@@ -272,8 +268,7 @@ class Features:
         tensors["logits"] = self.logits
         if labels is not None:
             tensors["labels"] = as_labels(labels, len(self))
-        header = dict(metadata or {})
-        header |= {"format": FORMAT, "format_version": str(FORMAT_VERSION)}
+        header = {**(metadata or {}), "format": FORMAT, "format_version": str(FORMAT_VERSION)}
         header["layers"] = json.dumps(self.layer_names)
         if self.network is not None:
             header["network"] = self.network
@@ -315,8 +310,7 @@ def features_of(path: AnyPath, tensors: Mapping[str, Tensor], metadata: Mapping[
     origin = {what: tensors[what] for what in ORIGIN if what in tensors}
     labels = tensors.get("labels")
     try:
-        network = metadata.get("network")
-        features = Features(tensors["logits"], layers, network=network, **origin)
+        features = Features(tensors["logits"], layers, network=metadata.get("network"), **origin)
         return features, None if labels is None else as_labels(labels, len(features))
     except (TypeError, ValueError, RuntimeError) as error:
         raise FormatError(f"{path}: {error}") from error
@@ -337,8 +331,7 @@ def _listed(path: AnyPath, order: str) -> list[str]:
         names = json.loads(order)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: the order of the layers is not valid JSON ({error})") from error
-    texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if not texts:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise FormatError(f"{path}: expected a list of layer names, got {order[:80]}")
     return names
 
@@ -374,14 +367,15 @@ def _origin_column(x: Any, what: str, n: int) -> Tensor:
 
 
 def _layers_of(layers: Layers) -> dict[str, Tensor]:
-    given = layers or {}
-    return {name: as_array(x) for name, x in given.items()}
+    return _each(layers or {}, as_array)
+
+
+def _each(named: Mapping[str, Any], function: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: function(x) for name, x in named.items()}
 
 
 def _rows(x: Tensor, index: slice | Tensor) -> Tensor:
-    if isinstance(index, Tensor):
-        index = index.to(x.device)
-    return x[index]
+    return x[index.to(x.device) if isinstance(index, Tensor) else index]
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -77,13 +77,12 @@ class OnnxNetwork(nn.Module):
         self.hidden = nn.ModuleDict({key: _Passes() for key in self.tensor_names})
         self.scores = _Passes()
         digest = hashlib.sha256(graph.SerializeToString(deterministic=True)).digest()
-        contents = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-        self.register_buffer("digest", contents)
+        self.register_buffer("digest", torch.ByteTensor(list(digest)))
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """Class scores of one batch."""
-        tensors = [x for x in (*inputs, *keywords.values()) if isinstance(x, Tensor)]
-        device = tensors[0].device if tensors else None
+        tensors = (x for x in (*inputs, *keywords.values()) if isinstance(x, Tensor))
+        device = next((x.device for x in tensors), None)
         try:
             values = _by_name(self._session.get_inputs(), inputs, keywords)
             made = _run(self._session, values)
@@ -124,11 +123,11 @@ def _between_weights(graph: Any) -> tuple[str, ...]:
     return thinned(hidden, MAX_LAYERS)
 
 
-def _named(graph: Any, layers: Names, path: Any) -> tuple[str, ...]:
+def _named(graph: Any, layers: Names, path: Any) -> Names:
     produced = [name for node in graph.graph.node for name in node.output]
-    unknown = [name for name in layers if name not in produced]
-    if unknown:
-        raise ValueError(f"{path}: no tensor called {unknown[0]!r}; it has {', '.join(produced[:60])}")
+    for name in layers:
+        if name not in produced:
+            raise ValueError(f"{path}: no tensor called {name!r}; it has {', '.join(produced[:60])}")
     return tuple(dict.fromkeys(layers))
 
 
@@ -156,9 +155,10 @@ def _by_module(tensors: Names) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for tensor in tensors:
-        plain = _module_name(tensor)
-        more = (f"{plain}_{number}" for number in itertools.count(2))
-        name = next(name for name in itertools.chain([plain], more) if name not in found)
+        name = plain = _module_name(tensor)
+        number = itertools.count(2)
+        while name in found:
+            name = f"{plain}_{next(number)}"
         found[name] = tensor
     return found
 
@@ -171,7 +171,7 @@ def _module_name(tensor: str) -> str:
 
 def _by_name(wanted: Sequence[Any], inputs: Sequence[Any], keywords: Any) -> Values:
     names = [x.name for x in wanted]
-    given = {**dict(zip(names, inputs, strict=False)), **keywords}
+    given = dict(zip(names, inputs, strict=False)) | keywords
     if len(inputs) > len(names) or not set(names) <= set(given):
         also = f" and {', '.join(keywords)}" if keywords else ""
         raise ValueError(f"the ONNX network takes {', '.join(names)}; got {len(inputs)} inputs{also}")
@@ -191,9 +191,7 @@ _NUMPY |= {"tensor(float)": "float32", "tensor(double)": "float64"}
 def _run(session: Any, values: Values) -> list[Any]:
     """All outputs; a graph of fixed batch size runs several times."""
     parts = [session.run(None, piece) for piece in _pieces(session, values)]
-    if len(parts) == 1:
-        return parts[0]
-    return list(map(np.concatenate, zip(*parts, strict=True)))
+    return parts[0] if len(parts) == 1 else list(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _pieces(session: Any, values: Values) -> Iterator[Values]:

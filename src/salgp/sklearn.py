@@ -67,11 +67,9 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
         _check_fitted(self.estimator)
         self.classes_ = np.asarray(self.estimator.classes_)
         number = {label: k for k, label in enumerate(self.classes_.tolist())}
-        given = np.asarray(y).tolist()
-        labels = torch.tensor([number.get(label, -1) for label in given])
+        labels = torch.tensor([number.get(label, -1) for label in np.asarray(y).tolist()])
         features = self._features(X)
-        calibrator = method_for(self.method, bool(features.layers))
-        self.calibrator_: Calibrator = calibrator.fit(features, labels)
+        self.calibrator_ = method_for(self.method, bool(features.layers)).fit(features, labels)
         return self
 
     def prediction(self, X: Any) -> Prediction:
@@ -81,13 +79,11 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Calibrated class probabilities ``(n, c)``."""
-        probs = self.prediction(X).probs
-        return probs.double().cpu().numpy()
+        return self.prediction(X).probs.double().numpy(force=True)
 
     def predict(self, X: Any) -> np.ndarray:
         """Class labels: the classifier's own; calibration never changes them."""
-        label = self.prediction(X).label.cpu().numpy()
-        return np.asarray(self.classes_[label])
+        return np.asarray(self.classes_[self.prediction(X).label.cpu().numpy()])
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the calibrator, without the estimator: that is kept by whoever made it."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from salgp.network.augment.text import common_start
 from salgp.network.frozen_copy import frozen_copy
@@ -63,9 +62,10 @@ class Prompt(nn.Module):
         self.template = template
         filled = template.replace("{labels}", ", ".join(self.labels))
         self._before, self._after = filled.split("{text}")
-        self._adds_special = not _begins_with_special(self._before, tokenizer)
+        self._special = tuple(tokenizer.all_special_tokens)  # a chat template may have written them
+        self._adds_special = not self._before.startswith(self._special)
         self.label_tokens = self._first_tokens()
-        self._prefix = _Prefix(model, common_start(list(map(self._tokens, PROBES))))
+        self._prefix = _Prefix(model, common_start(map(self._tokens, PROBES)))
 
     @property
     def salgp_classes(self) -> tuple[str, ...]:
@@ -87,20 +87,18 @@ class Prompt(nn.Module):
     def forward(self, texts: Sequence[str] | str) -> Tensor:
         """Logits ``(n, c)`` of the labels for raw texts."""
         given = [texts] if isinstance(texts, str) else texts
-        rows = [self._tokens(text) for text in given]
+        rows = list(map(self._tokens, given))
         if not rows:
             raise ValueError("expected at least one text, got none")
-        inputs = self._inputs(rows)
         taken = inspect.signature(self.model.forward).parameters
-        known = {name: x for name, x in inputs.items() if name in taken}
-        output = self.model(**known)
-        return output.logits[:, -1, list(self.label_tokens)]
+        known = {name: x for name, x in self._inputs(rows).items() if name in taken}
+        return self.model(**known).logits[:, -1, list(self.label_tokens)]
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         """All that a causal model may be given for prompts; the model takes some of it."""
         start = len(self._prefix.ids)
-        cached = start > 0 and all(row[:start] == self._prefix.ids for row in rows)
-        start = start if cached else 0
+        if any(row[:start] != self._prefix.ids for row in rows):
+            start = 0
         device = next(self.model.parameters()).device
         ids, real = _left_padded([row[start:] for row in rows], device)
         before = real.new_ones(len(rows), start)
@@ -110,7 +108,7 @@ class Prompt(nn.Module):
             "input_ids": ids,
             "attention_mask": mask,
             "position_ids": positions[:, start:],
-            "past_key_values": self._prefix.cache(len(rows)) if cached else None,
+            "past_key_values": self._prefix.cache(len(rows)) if start else None,
             "logits_to_keep": 1,
         }
 
@@ -127,28 +125,24 @@ class Prompt(nn.Module):
             if set(behind_space) != set(self._tokens("a", " ")[base:]):
                 return _different(behind_space, self.labels)
             self._after += " "  # the space is a token by itself, and part of the prompt
-        return _different(self._answers(""), self.labels)
+        return _different(self._answers(), self.labels)
 
-    def _answers(self, space: str) -> list[int]:
+    def _answers(self, space: str = "") -> list[int]:
         """The token behind the template, for each label."""
         base = self._tokens("a")
         end = len(base)
-        answers = []
-        for label in self.labels:
-            row = self._tokens("a", space + label)
+        rows = [self._tokens("a", space + label) for label in self.labels]
+        for label, row in zip(self.labels, rows, strict=True):
             if row[:end] != base or len(row) == end:
                 raise ValueError(
                     f"label {label!r} changes the last token of the template; end the template with a word "
                     f"or a sign, not with a space"
                 )
-            answers.append(row[end])
-        return answers
+        return [row[end] for row in rows]
 
     def _check_end(self) -> None:
-        end = self._after.rstrip()
-        written = any(end.endswith(token) for token in self.tokenizer.all_special_tokens)
-        last = self._tokens("a")[-1]
-        if last in self.tokenizer.all_special_ids and not written:
+        written = self._after.rstrip().endswith(self._special)
+        if self._tokens("a")[-1] in self.tokenizer.all_special_ids and not written:
             raise ValueError("the tokenizer puts a special token behind every text; a causal one does not")
 
 
@@ -190,14 +184,9 @@ def _different(tokens: list[int], labels: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _left_padded(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+def _left_padded(rows: Rows, device: torch.device) -> Tensor:
     """Tokens ``(n, T)`` that all end at the last place, and 1 where they are real."""
-    each = [torch.tensor(row, dtype=torch.long) for row in rows]
-    ids = pad_sequence(each, batch_first=True, padding_side="left")
-    real = pad_sequence(list(map(torch.ones_like, each)), batch_first=True, padding_side="left")
-    return ids.to(device), real.to(device)  # one transfer each, however many prompts
-
-
-def _begins_with_special(text: str, tokenizer: Any) -> bool:
-    """Has the user written the special tokens, as a chat template does?"""
-    return any(text.startswith(token) for token in tokenizer.all_special_tokens)
+    width = max(map(len, rows))
+    ids = [[0] * (width - len(row)) + row for row in rows]
+    real = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    return torch.LongTensor([ids, real]).to(device)  # one transfer, however many prompts
