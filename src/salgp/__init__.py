@@ -5,8 +5,6 @@ with calibrated confidences. `extract`, `SALGP` and `Prediction` are the steps i
 Names are loaded on first use, so that ``import salgp`` costs little more than ``import torch``.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -5,8 +5,6 @@ not stored: a fingerprint of its modules, their settings and its weights tells a
 the calibrator was made for. What a forward function does besides, it does not see.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

@@ -4,8 +4,6 @@ The network learns from 600 hand-drawn digits and is calibrated on 600 others. I
 digits, and on photographs of them: turned, blurred, in shadow, noisy. They are in no augmentation.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

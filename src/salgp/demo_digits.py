@@ -4,8 +4,6 @@ Each digit is a few strokes. A hand draws them differently every time: slanted, 
 camera in the field adds what no augmentation has: a turned sheet, blur, shadow, noise.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ of the confidence itself: 0.05 is five points. Python's ``explain``, the command
 these functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

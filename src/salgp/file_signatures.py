@@ -3,8 +3,6 @@
 Kept apart from `salgp.io`, so that the command line refuses a target before PyTorch is loaded.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from mmap import ACCESS_READ, mmap

@@ -1,7 +1,5 @@
 """True classes: integers, one per sample, and -1 for a class the network does not know."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ negative log-likelihood of ``softmax(b z)`` is convex: its slope, the sum of ``E
 crosses zero once. The root is bracketed and found by Brent's method in ``log T``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -7,8 +7,6 @@ duplicate is at distance 0 whatever the size of the features.
 Which samples to label next (`spread_choice`) rests on the same idea: neighbours tell much the same.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm

@@ -7,8 +7,6 @@ for hidden tensors besides the class scores, and passes each through a small mod
 The class scores are computed inside the graph; augmentation perturbs the inputs, not these layers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -4,8 +4,6 @@ XGBoost, Keras, scikit-learn, an API: whoever has class scores and labels of hel
 network. Embeddings of the same samples become layers, so that layer evidence works there, too.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

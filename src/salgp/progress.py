@@ -1,7 +1,5 @@
 """The one progress bar: of reading a network, of a store, of the command line."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import time

@@ -1,7 +1,5 @@
 """Calibrate any fitted classifier that has ``predict_proba``, for pipelines and searches of scikit-learn."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path

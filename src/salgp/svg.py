@@ -4,8 +4,6 @@ They follow the page's colours in the dark, and print well. Needs `markupsafe`, 
 ``salgp[report]``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ tokens at the last position. It is an ordinary classifier, so `salgp.calibrate`,
 take it as any other; augmented samples perturb the text and never the template.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ calibrator of another package becomes one of them by `register`, or without an i
 group ``salgp.calibrators``; it then saves and loads like the others.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -17,8 +17,6 @@ A method is fitted out of core by a sample of the rows in memory and by passes o
 adds up what the rows say.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib

@@ -30,8 +30,6 @@ are, however small. The values do not depend on the type of the numbers, and are
 calibration sample had a zero, ``r_k = 2^-24``.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -14,8 +14,6 @@ its place, each sample compared with the others. References: Jiang et al., To tr
 classifier, NeurIPS 2018; Papernot and McDaniel, Deep k-nearest neighbors, 2018.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

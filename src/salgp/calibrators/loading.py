@@ -5,8 +5,6 @@ sense: the numbers of classes and features can be held, a temperature is positiv
 probabilities.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping

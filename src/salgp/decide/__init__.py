@@ -4,8 +4,6 @@
 and why the last one that passes may be trusted), `costs` (costs instead of error rates), `rule` (the result).
 """
 
-from __future__ import annotations
-
 from salgp.decide.fixed_sequence import samples_needed
 from salgp.decide.rule import ALWAYS, NEVER, Rule, RuleModule
 from salgp.decide.thresholds import choose_threshold

@@ -1,7 +1,5 @@
 """The threshold of least cost, given the prices of acting wrongly and of asking."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Choose a rule from labelled samples: one threshold for all answers, or one for every predicted class."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@
 labels), `mix` (the class mix of a batch, and confidences corrected for it). All take a `salgp.Prediction`.
 """
 
-from __future__ import annotations
-
 from salgp.estimate.accuracy import (
     Estimate,
     Spread,

@@ -9,8 +9,6 @@ and which the calibrator has not seen. It grows with the distance from the calib
     sd = base + slope * |mean confidence on calibration data - mean confidence now|.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -16,8 +16,6 @@ be the sample's own, which no label of others tells about. To the rest the label
     v' = u / 5 + (4 / 5) / (1 / u + 1 / s - 1 / s0).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,9 +96,9 @@ class Correction:
     def _left(self, f: Tensor, variance: Tensor) -> Tensor:
         """Variance ``(n,)`` of the corrected log-odds ``f (n,)``, where it was ``variance``."""
         line = _line(f.clamp(-LARGEST, LARGEST))
-        covariance = torch.tensor(self.covariance).to(line)
+        covariance = line.new_tensor(self.covariance)
         left = ((line @ covariance) * line).sum(1).clamp_min(1e-12)
-        before = line.square() @ torch.tensor(PRIOR).to(line)
+        before = line.square() @ line.new_tensor(PRIOR)
         learned = (1 / left - 1 / before).clamp_min(0.0)
         scaled = self.slope**2 * variance
         known = 1 / scaled.clamp_min(1e-12) + learned

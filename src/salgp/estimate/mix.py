@@ -12,8 +12,6 @@ part of the deviation of a share (delta method) and of the test: without them ev
 as the batch is large enough.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -8,8 +8,6 @@ part of the result.
 addition of summed statistics; exactly, it is a new factorisation.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence

@@ -11,8 +11,6 @@ posterior and ``H = (D' D)_gg``, the mean is ``y_g - (1 - H)^-1 (y_g - mean_g)``
 H (1 - H)^-1 N_g^1/2`` plus noise and what the inducing rows leave unexplained.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

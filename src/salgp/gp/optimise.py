@@ -5,8 +5,6 @@ Hyperparameters: names, starting points, bounds and priors.
 `logistic` is a logistic regression with a normal prior on its weights.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import operator

@@ -5,8 +5,6 @@ Modules: `files` (one file, whole or untouched; one writer per folder), `tensors
 (append-only logs). What people bring: `arrays`, `class_scores`, `loader`, `weights`; `tables` are written.
 """
 
-from __future__ import annotations
-
 from salgp.io.files import (
     ChecksumError,
     FormatError,

@@ -4,8 +4,6 @@ Memory is bounded before it is taken: a small file that would become far larger 
 Tables that are written have no cells that a spreadsheet would run.
 """
 
-from __future__ import annotations
-
 import csv
 import fnmatch
 import zipfile

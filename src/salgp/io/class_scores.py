@@ -6,8 +6,6 @@ The name of an array says what it is: ``logits`` or ``probs`` (one of the two), 
 Columns of other names are named by the caller.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A folder has one writer at a time: the operating system's lock on ``.salgp.lock``, which dies with its owner.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Images as tensors: files of a folder, one sub-folder per class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ dataclass, every field of the type it was declared with, or says which field is 
 `readable` asks the same before anything is written, so that whatever is written can be read again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

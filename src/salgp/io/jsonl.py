@@ -6,8 +6,6 @@ that a changed, dropped, doubled or exchanged line is noticed; only the newest l
 a kill. Logs may be concatenated: the first line of a log follows nothing. Several processes may append.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

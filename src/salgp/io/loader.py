@@ -6,8 +6,6 @@ which, or they are passed by name. Columns of a table are stacked by a pattern s
 has one sub-folder per class, or images only where there are no labels.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

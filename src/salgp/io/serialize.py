@@ -5,8 +5,6 @@ was not registered by `storable`. `write_value` and `read_value` do the same wit
 metadata.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ that somebody else wrote has none and is read as it is. A file is opened once an
 and arrays are of one version, whoever replaces it meanwhile.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from hashlib import file_digest, sha256

@@ -1,7 +1,5 @@
 """The user's weights: safetensors, or a checkpoint of tensors that PyTorch reads without running code."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ computes all `METRICS`. A metric of your own is one function under `metric`, sho
 has seen it.
 """
 
-from __future__ import annotations
-
 from salgp.metrics.binned import (
     ReliabilityBins,
     adaptive_ece,

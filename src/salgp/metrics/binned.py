@@ -6,8 +6,6 @@ purpose in nothing but edges: its bins are left-closed, and confidences of exact
 behind the last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

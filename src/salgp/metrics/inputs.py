@@ -1,7 +1,5 @@
 """What is a probability, a truth value or a class, checked where arrays enter a formula."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 

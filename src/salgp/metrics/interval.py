@@ -9,8 +9,6 @@ number of samples. Redrawing outcomes does not: a bin of three right answers is 
 its interval would have no width.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from scipy.special import bdtr, betaincinv, ndtri

@@ -7,8 +7,6 @@ formula a `Metric`, which is called like a function and gives a number. Tables, 
 loop over `salgp.metrics.METRICS`; none is named there.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

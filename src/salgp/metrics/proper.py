@@ -4,8 +4,6 @@ A true class the network does not know (label -1) has no probability of its own:
 samples out (`salgp.metrics.evaluate` counts them), while the scores of correctness keep them, as wrong.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 Ties are treated as an ordering at random would on average, so the order of the samples never matters.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

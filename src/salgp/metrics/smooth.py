@@ -5,8 +5,6 @@ Gaussian kernel reflected at 0 and 1. A reflected Gaussian is the heat kernel of
 ends, whose eigenfunctions are cosines, so one discrete cosine transform smooths exactly at every bandwidth.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from salgp.metrics.inputs import ArrayLike, FloatArray, as_scored

@@ -5,8 +5,6 @@
 `export` (table, dictionary, Prometheus).
 """
 
-from __future__ import annotations
-
 from salgp.monitor.monitor import Monitor
 from salgp.monitor.records import Record
 from salgp.monitor.rules import ClassShift, FeatureShift, Status

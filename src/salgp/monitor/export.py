@@ -1,7 +1,5 @@
 """A monitor for other programs: the log as a table, the status as a dictionary and in Prometheus' format."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The last weeks of a monitor as one HTML page: no other file, no request, everything escaped."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

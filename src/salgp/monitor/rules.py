@@ -4,8 +4,6 @@ Every function reads settings, state and log, and changes nothing. `alarms` sets
 of `salgp.monitor.martingale` must pass, so that a false alarm has at most the stated probability.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

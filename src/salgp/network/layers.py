@@ -23,8 +23,6 @@ depth the output sequence, or the final hidden state where only that is passed o
 More than `MAX_LAYERS` are thinned out evenly, keeping the first and the last.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import re

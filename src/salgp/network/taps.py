@@ -12,8 +12,6 @@ positions (pixels, tokens, time steps) of ``D`` channels. The paper reduces the 
 ``(N, D)`` is used as it is.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

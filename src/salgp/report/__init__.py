@@ -3,8 +3,6 @@
 From predictions to one HTML file: no network, no other file, everything escaped.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 The slider: how many wrong answers are acceptable, and what every choice means.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ The script is allowed by its hash, so that nothing else on the page can run.
 Thumbnails as PNG inside the page.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import io
 import math

@@ -4,8 +4,6 @@ Limits are chosen by `salgp.decide`: with the stated assurance, at most the acce
 above the limit is wrong, also among answers that were not used to choose it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

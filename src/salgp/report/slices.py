@@ -7,8 +7,6 @@ for the number of parts looked at: of many parts, some look bad by luck.
 What unlabelled data from elsewhere tell: how sure the model is there, and what to expect of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -2,8 +2,6 @@
 calibration.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 "Better" is said only where the paired bootstrap agrees, so that no sentence contradicts a figure.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ and `write_store` make one, `fit_store` fits any calibrator to it, `score` appli
 Writing and scoring continue with the missing shards when called again after a kill.
 """
 
-from __future__ import annotations
-
 from salgp.store.extraction import extract_parts, extract_to_store
 from salgp.store.fit import fit_store
 from salgp.store.scoring import read_scores, score

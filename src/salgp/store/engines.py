@@ -6,8 +6,6 @@ With an address the pieces go to that cluster, whose workers must see the same p
 is started on this machine and shut down again.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 import warnings

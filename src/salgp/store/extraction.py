@@ -5,8 +5,6 @@ the batches of finished shards without running the network and goes on with the 
 what it was made from: the network, the settings, and a digest of every batch; anything else is refused.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import math

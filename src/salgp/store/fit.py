@@ -5,8 +5,6 @@ source of rows. Methods without such a way that read the logits only are fitted 
 on a stratified sample of the store that keeps the augmented samples of a sample together.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each shard of the store becomes one file of the same name; the manifest lists it
 run continued with the same call makes the missing files only, on threads or on Ray.
 """
 
-from __future__ import annotations
-
 import operator
 import time
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ A folder of Parquet shards with the columns ``logits``, ``layers.<name>`` and, w
 stream, continued after a kill, and read shard by shard, so that memory does not grow with the samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -7,8 +7,6 @@ weight mixes both (`salgp.calibrators.evidence.mixture`). Every fit measures its
 (`salgp.calibrators.evidence.diagnostics`). The whole model is on one page: ``docs/how-it-works.md``.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Self

@@ -10,8 +10,6 @@ point of class ``c``,
 ``b`` to 1 and each weight to 0. Where distances add nothing, ``q`` is temperature scaling.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ compared with a reference made of the nine others. Where there are many, every s
 reference and the others calibrate, so that the work grows linearly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

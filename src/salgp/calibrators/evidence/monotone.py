@@ -17,8 +17,6 @@ weights and offsets and ``D`` that of the offsets, ``phi_i = x_i - (D^-1 B)[labe
 so that a thousand classes cost a thousand rows, not a million entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property

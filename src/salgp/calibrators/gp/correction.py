@@ -7,8 +7,6 @@ joint posterior. Layer predictions keep their local terms. A structure that shar
 of rank 1 and more) averages its layer predictions, again under the joint posterior.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -9,8 +9,6 @@ and length-scale. Cost is linear in samples and classes. Reference: Wenger, Kjel
 Non-parametric calibration for classification, AISTATS 2020.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Iterator

@@ -20,8 +20,6 @@ residual as target.
 | sum | ``sum_l k_l(f^(l)) + k(s, s')`` |
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence

@@ -21,8 +21,6 @@ References: Wolpert, Stacked generalization, 1992; Zhang et al., Mix-n-match, IC
 temperature scaling, NeurIPS 2019.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -15,8 +15,6 @@ confidence of the unlabelled window that is to be calibrated, ``a = mean s(windo
 Reference: Zou, Deng and Zheng, Adaptive calibrator ensemble, ICCV 2023 (arXiv 2303.05331).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -25,8 +25,6 @@ Targets are smoothed as Platt does, ``(n_1 + 1) / (n_1 + 2)`` and ``1 / (n_0 + 2
 without errors, or one that a threshold separates, still has a finite optimum.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
