@@ -66,13 +66,7 @@ class Canvas:
         self.add("rect", _title(title), x=x, y=y, width=max(width, 0), height=max(height, 0), css=css)
 
     def text(
-        self,
-        x: float,
-        y: float,
-        content: str,
-        css: str = "tick",
-        anchor: str = "middle",
-        **more: Any,
+        self, x: float, y: float, content: str, css: str = "tick", anchor: str = "middle", **more: Any
     ) -> None:
         """A line of text."""
         self.add("text", content, x=x, y=y, css=css, text_anchor=anchor, **more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,7 +99,8 @@ def explain(console: Console, given: PredictionOptions, sample: Rows = None) -> 
     told = []
     for row in rows:
         found = explain_sample(loaded.features[[row]], prediction[row : row + 1])
-        name = _class_name(found.label, loaded.classes or ())
+        label, classes = found.label, loaded.classes or ()
+        name = classes[label] if label < len(classes) else str(label)
         before = f"{found.network_confidence:.2f}"
         table.add_row(str(row), name, before, found.calibrated, found.reasons or "-")
         told.append({"row": row, "class": name} | asdict(found))
@@ -110,7 +111,3 @@ def _check_rows(rows: list[int], n: int, path: Path) -> None:
     for row in rows:
         if not 0 <= row < n:
             raise UsageError(f"--sample {row}: the rows of {path} are 0..{n - 1}")
-
-
-def _class_name(label: int, classes: Sequence[str]) -> str:
-    return classes[label] if label < len(classes) else str(label)

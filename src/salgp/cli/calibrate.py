@@ -85,11 +85,7 @@ def calibrate(
 
 
 def _calibrated(
-    console: Console,
-    network: NetworkOptions,
-    reading: ReadingOptions,
-    method: str | None,
-    sets: Sets,
+    console: Console, network: NetworkOptions, reading: ReadingOptions, method: str | None, sets: Sets
 ) -> CalibratedClassifier:
     """The network calibrated; its training data are read for methods that compare with them."""
     data = sets["calibration"]

@@ -39,12 +39,8 @@ def check_apart(path: Path, *inputs: Path | None) -> None:
     for other in filter(None, inputs):
         if path.resolve() == other.resolve():
             raise ValueError(f"{path} is also an input; write the result to another place")
-        if _is_inside_store(path, other):
+        if other.resolve() in path.resolve().parents and (other / SHARDS).is_file():
             raise ValueError(f"{path} is inside the input {other}; write the result elsewhere")
-
-
-def _is_inside_store(path: Path, folder: Path) -> bool:
-    return folder.resolve() in path.resolve().parents and (folder / SHARDS).is_file()
 
 
 def check_no_other(folder: Path) -> None:

@@ -234,7 +234,8 @@ def score_table(comparison: Comparison, title: str) -> Table:
     best = {name: _best(comparison, name) for name in ordered}
     for name, scores in rows.items():
         cells = [_cell(scores[metric.name], best.get(metric.name) == name) for metric in shown]
-        table.add_row(name, *cells, _std(scores["mean_variance"]))
+        variance = scores["mean_variance"]
+        table.add_row(name, *cells, _cell(None if variance is None else variance**0.5))
     return table
 
 
@@ -247,10 +248,6 @@ def _best(comparison: Comparison, metric: str) -> str | None:
     """The best method, where there are several and they differ."""
     values = {scores[metric] for scores in comparison.as_dict().values()}
     return comparison.best(metric) if len(values - {None}) > 1 else None
-
-
-def _std(variance: float | None) -> Text:
-    return _cell(None if variance is None else variance**0.5)
 
 
 def _cell(value: float | None, best: bool = False) -> Text:

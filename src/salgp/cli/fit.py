@@ -93,11 +93,8 @@ def _fit(
 def _is_large(*folders: Path | None) -> bool:
     """Are all of these feature stores, and do they have more than `LARGE` rows together?"""
     given = list(filter(None, folders))
-    return _are_stores(given) and sum(map(len, map(salgp.store.FeatureStore, given))) > LARGE
-
-
-def _are_stores(folders: list[Path]) -> bool:
-    return all((folder / SHARDS).is_file() for folder in folders)
+    stores = all((folder / SHARDS).is_file() for folder in given)
+    return stores and sum(map(len, map(salgp.store.FeatureStore, given))) > LARGE
 
 
 def _fit_large(console: Console, method: str | None, features: Path, reference: Path | None) -> Fitted:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,11 +134,8 @@ def samples_needed(error: float, assurance: float = 0.95, observed: float = 0.0)
         raise ValueError(f"assurance must be between 0 and 1, got {assurance}")
     if not 0 <= observed < error:
         raise ValueError(f"an observed error of {observed} can never show one of at most {error}")
-    return _smallest(partial(_passes, observed, error, 1 - assurance))
-
-
-def _passes(observed: float, error: float, delta: float, kept: int) -> bool:
-    return bdtr(math.ceil(observed * kept), kept, error) <= delta
+    delta = 1 - assurance
+    return _smallest(lambda kept: bdtr(math.ceil(observed * kept), kept, error) <= delta)
 
 
 def _smallest(passes: Callable[[int], bool]) -> int:

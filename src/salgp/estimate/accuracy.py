@@ -136,7 +136,8 @@ def error_above(
         >>> round(error_above(p, Rule((0.8,))).value, 3)
         0.1
     """
-    return _of_errors(accuracy(prediction[rule(prediction)], spread, level))
+    right = accuracy(prediction[rule(prediction)], spread, level)
+    return replace(right, value=1 - right.value, lower=1 - right.upper, upper=1 - right.lower)
 
 
 def per_class(
@@ -229,14 +230,11 @@ def from_sums(
     if n == 0:
         return Estimate(math.nan, 0.0, 1.0, level, 0)
     value = confidence / n
-    std = math.hypot(math.sqrt(variance) / n, _systematic(spread, value))
+    systematic = spread.at(value) if isinstance(spread, Spread) else spread or 0.0
+    std = math.hypot(math.sqrt(variance) / n, systematic)
     half = _factor(spread, level) * std
     lower, upper = max(value - half, 0.0), min(value + half, 1.0)
     return Estimate(value, lower, upper, level, n)
-
-
-def _systematic(spread: Spread | float | None, value: float) -> float:
-    return spread.at(value) if isinstance(spread, Spread) else spread or 0.0
 
 
 def _factor(spread: Spread | float | None, level: float) -> float:
@@ -246,11 +244,6 @@ def _factor(spread: Spread | float | None, level: float) -> float:
     if not isinstance(spread, Spread):
         return _normal(level)
     return spread.factor * (_normal(level) / _normal(spread.level))
-
-
-def _of_errors(right: Estimate) -> Estimate:
-    """The share of wrong answers, by that of right ones."""
-    return replace(right, value=1 - right.value, lower=1 - right.upper, upper=1 - right.lower)
 
 
 def _likeliest_line(gap: FloatArray, distance: FloatArray, chance: FloatArray) -> tuple[float, float]:

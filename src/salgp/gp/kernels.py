@@ -193,8 +193,7 @@ class Rows:
         shapes += [g.shape for g in self.groups.values()]
         lead = torch.broadcast_shapes(*shapes)
         return self.map(
-            lambda x: _copied(x.expand(*lead, -1).flatten(0, -2)),
-            lambda g: _copied(g.expand(lead).flatten()),
+            lambda x: _copied(x.expand(*lead, -1).flatten(0, -2)), lambda g: _copied(g.expand(lead).flatten())
         )
 
     def single(self) -> Rows:

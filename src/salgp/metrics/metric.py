@@ -98,12 +98,7 @@ class Metric(Generic[P]):
 
 
 def metric(
-    title: str,
-    sentence: str,
-    *,
-    larger_is_better: bool | None,
-    heading: str = "",
-    name: str | None = None,
+    title: str, sentence: str, *, larger_is_better: bool | None, heading: str = "", name: str | None = None
 ) -> Callable[[Callable[P, Any]], Metric[P]]:
     """Decorator that makes a formula a `Metric`.
 

@@ -187,12 +187,8 @@ def with_late_labels(log: Sequence[Record]) -> list[Record]:
 
 
 def _with_labels(batch: Record, late: Record) -> Record:
-    return replace(
-        batch,
-        labelled=batch.labelled + late.labelled,
-        right=batch.right + late.right,
-        right_expected=batch.right_expected + late.right_expected,
-    )
+    names = ("labelled", "right", "right_expected")
+    return replace(batch, **{name: getattr(batch, name) + getattr(late, name) for name in names})
 
 
 def _matters(settings: Settings, found: Estimate, labelled: Estimate | None) -> bool:

@@ -304,7 +304,9 @@ def fingerprint(model: nn.Module) -> Fingerprint:
 def _structure(network: nn.Module) -> str:
     found = hashlib.sha256()
     for name, module in network.named_modules():
-        found.update(f"{name}:{type(module).__name__}({_settings(module)});".encode())
+        # as printed, without addresses; not whether it works in place
+        settings = re.sub(r"0x[0-9a-f]+|,? ?inplace(=True)?", "", module.extra_repr())
+        found.update(f"{name}:{type(module).__name__}({settings});".encode())
     for name, value in _state(network):
         found.update(f"{name}{tuple(value.shape)};".encode())
     return found.hexdigest()
@@ -333,8 +335,3 @@ def check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:
             "the network has other weights (or precision) than the calibrator was made for; "
             "recalibrate, or pass strict=False to use it anyway"
         )
-
-
-def _settings(module: nn.Module) -> str:
-    """Settings of the module, as printed, without addresses; not whether it works in place."""
-    return re.sub(r"0x[0-9a-f]+|,? ?inplace(=True)?", "", module.extra_repr())

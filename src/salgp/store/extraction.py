@@ -124,10 +124,7 @@ def extract_parts(
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     store = extract_parts(
-        ...         lambda: model,
-        ...         lambda i: [(torch.full((2, 4), float(i)), torch.tensor([0, 1]))],
-        ...         3,
-        ...         folder,
+        ...         lambda: model, lambda i: [(torch.full((2, 4), float(i)), torch.tensor([0, 1]))], 3, folder
         ...     )
         >>> len(store), store.widths
         (6, {'1': 8})
