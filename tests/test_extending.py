@@ -45,7 +45,7 @@ KERNELS["cauchy"] = cauchy
 METRIC = """
 import numpy as np
 from salgp.metrics import register
-from salgp.metrics.inputs import as_binary, as_scores
+from salgp.metrics.metric import as_binary, as_scores
 from salgp.metrics.metric import mean_of, metric
 
 @register

@@ -110,7 +110,8 @@ class CalibratedClassifier(nn.Module):
 
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """Logits and layer features of one batch, as the calibrator reads them."""
-        batch = self._batch(inputs, keywords)
+        taps = self.taps
+        batch = Batch.given(inputs, keywords, unwrap(self.model), taps.labels_at, taps.inputs)
         if not torch.compiler.is_compiling() and batch.is_empty:
             raise ValueError("the batch is empty: there is nothing to predict")
         if self.taps.taps is None:
@@ -123,14 +124,11 @@ class CalibratedClassifier(nn.Module):
         are not known, several arrays are inputs in order, unless the network takes fewer.
         """
         several = isinstance(item, tuple | list) and not are_texts(item)
-        batch = self._batch(tuple(item) if several else (item,), {})
-        if several and (self.taps.inputs is not None or not batch.fits(unwrap(self.model))):
-            return self.taps.batch_of(item)
+        inputs, network, taps = tuple(item) if several else (item,), unwrap(self.model), self.taps
+        batch = Batch.given(inputs, {}, network, taps.labels_at, taps.inputs)
+        if several and (taps.inputs is not None or not batch.fits(network)):
+            return taps.batch_of(item)
         return batch
-
-    def _batch(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
-        network, taps = unwrap(self.model), self.taps
-        return Batch.given(inputs, keywords, network, taps.labels_at, taps.inputs)
 
     def extract(
         self, loader: Iterable[Any], *, progress: bool | None = None

@@ -1,7 +1,5 @@
 """Optional libraries, and what to install where one is missing."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Mapping
@@ -55,13 +53,13 @@ def hint(library: str) -> str:
     return f"this needs {library}, which is not installed; pip install {what}"
 
 
-def as_frame(columns: Mapping[str, NDArray[Any]]) -> Any:
+def as_frame(columns: "Mapping[str, NDArray[Any]]") -> Any:
     """The columns as the first kind of table that is installed: a pandas data frame, a pyarrow table, or a
     mapping from column name to NumPy array.
 
     Example:
         >>> import numpy as np
-        >>> list(as_frame({"n": np.array([1, 2]), "key": np.array(["a", "b"])}))
+        >>> list(as_frame({"n": "np.array"([1, 2]), "key": "np.array"(["a", "b"])}))
         ['n', 'key']
     """
     for library, make in (("pandas", "DataFrame"), ("pyarrow", "table")):

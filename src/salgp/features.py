@@ -99,11 +99,14 @@ class Features:
         logits = _as_tensor(self.logits, "logits")
         layers = {str(name): _as_tensor(x, "layer", name) for name, x in self.layers.items()}
         n = logits.shape[0]
-        _check_rows(layers, n)
+        if any(x.shape[0] != n for x in layers.values()):
+            _refuse_rows(layers, n)
         object.__setattr__(self, "logits", logits)
         object.__setattr__(self, "layers", layers)
-        for what, x in self.origin.items():
-            object.__setattr__(self, what, _origin_column(x, what, n))
+        for what in ORIGIN:
+            x = getattr(self, what)
+            if x is not None:
+                object.__setattr__(self, what, _origin_column(x, what, n))
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -127,7 +130,7 @@ class Features:
     @property
     def widths(self) -> dict[str, int]:
         """Feature width ``d_l`` of each layer."""
-        return _each(self.layers, lambda x: x.shape[1])
+        return {name: x.shape[1] for name, x in self.layers.items()}
 
     @property
     def origin(self) -> dict[str, Tensor]:
@@ -350,7 +353,7 @@ def _as_tensor(x: Any, what: str, name: str | None = None) -> Tensor:
     return tensor
 
 
-def _check_rows(layers: Mapping[str, Tensor], n: int) -> None:
+def _refuse_rows(layers: Mapping[str, Tensor], n: int) -> None:
     for name, x in layers.items():
         if x.shape[0] != n:
             raise ValueError(

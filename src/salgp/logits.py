@@ -80,7 +80,8 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
     """
     if output not in OUTPUTS:
         raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}")
-    _check_shape(raw, output, hint)
+    if not raw.is_floating_point() or raw.ndim not in (1, 2) or 0 in raw.shape[1:]:
+        _refuse_shape(raw, output, hint)
     z = at_least_single(raw)
     traced = torch.compiler.is_compiling()  # a graph being traced has stand-ins for the numbers
     if output == "sigmoids":
@@ -104,18 +105,17 @@ def _two_columns(first: Tensor, second: Tensor) -> Tensor:
     return torch.stack([first.reshape(-1), second.reshape(-1)], dim=1)
 
 
-def _check_shape(raw: Tensor, output: str, hint: str) -> None:
+def _refuse_shape(raw: Tensor, output: str, hint: str) -> None:
     if raw.is_floating_point() and raw.ndim in (3, 4, 5):
         raise ValueError(
             f"expected {output} of shape (n, c), one row for each sample, got {tuple(raw.shape)}: outputs "
             f"with several positions (segmentation) are not supported; calibrate them by position: "
             f"salgp.calibrate_outputs(scores.movedim(1, -1).flatten(0, -2), labels.flatten())"
         )
-    if not raw.is_floating_point() or raw.ndim not in (1, 2) or 0 in raw.shape[1:]:
-        raise ValueError(
-            f"expected {output} as floating-point numbers of shape (n, c) or, of a binary classifier, (n,) "
-            f"or (n, 1); got {raw.dtype} {tuple(raw.shape)}" + (f"; {hint}" if hint else "")
-        )
+    raise ValueError(
+        f"expected {output} as floating-point numbers of shape (n, c) or, of a binary classifier, (n,) "
+        f"or (n, 1); got {raw.dtype} {tuple(raw.shape)}" + (f"; {hint}" if hint else "")
+    )
 
 
 def at_least_single(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 
 from salgp.extras import require
 from salgp.metrics import ReliabilityBins, RiskCoverage, accuracy_band, reliability_bins
-from salgp.metrics.inputs import ArrayLike, FloatArray, as_numbers, to_double
+from salgp.metrics.metric import ArrayLike, FloatArray, as_numbers, to_double
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -33,7 +33,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from salgp.calibrators import checks
+import salgp.calibrators.checks as checks
 from salgp.calibrators.checks import CalibrationWarning, Labelled
 from salgp.features import Features
 from salgp.file_signatures import is_of_kind
@@ -204,18 +204,15 @@ class Calibrator(BaseEstimator, ABC):
         fitted for.
         """
         largest = checks.check_features(features, self.needs_layers, allow_empty)
-        _check_network(features, self.network_, "these features were read from", "this calibrator")
+        if features.network != self.network_:
+            _check_network(features, self.network_, "these features were read from", "this calibrator")
         self._check_fitted()
-        if features.n_classes != self.n_classes_:
+        if features.logits.shape[1] != self.n_classes_:
             raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")
         if largest >= -ZERO:
             features = self.floor_zeros(checks.bounded_logits(features))
-        return self._fitted_layers(features) if self.needs_layers else features
-
-    def _fitted_layers(self, features: Features) -> Features:
-        """The features with the layers it was fitted on, in their order; refuses others."""
         expected, found = self.layer_widths_, features.widths
-        if list(found.items()) == list(expected.items()):
+        if not self.needs_layers or list(found.items()) == list(expected.items()):
             return features
         for name, width in expected.items():
             if name not in found:

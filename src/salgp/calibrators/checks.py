@@ -99,17 +99,19 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
     if n_classes < 2:
         advice = "for a binary network pass (n, 2) logits [0, z]"
         raise ValueError(f"logits must have at least 2 columns (classes), got {n_classes}; {advice}")
-    if with_layers:
-        _check_widths(features.widths)
     layers = features.layers if with_layers else {}
+    if with_layers and not (layers and all(x.shape[1] for x in layers.values())):
+        _refuse_widths(features.widths)
     largest, *sizes = largest_sizes([features.logits, *layers.values()])
-    _check_numbers("logits", features.logits, largest, features, LARGEST_NUMBER)
+    if not largest <= LARGEST_NUMBER:  # NaN is not
+        _refuse_numbers("logits", features.logits, largest, features, LARGEST_NUMBER)
     for (name, x), size in zip(layers.items(), sizes, strict=True):
-        _check_numbers(f"layer {name!r}", x, size, features, LARGEST_FEATURE)
+        if not size <= LARGEST_FEATURE:
+            _refuse_numbers(f"layer {name!r}", x, size, features, LARGEST_FEATURE)
     return largest
 
 
-def _check_widths(widths: Mapping[str, int]) -> None:
+def _refuse_widths(widths: Mapping[str, int]) -> None:
     """Refuse features without layers, and layers without columns."""
     for name, width in widths.items():
         if width == 0:
@@ -271,10 +273,8 @@ def largest_sizes(tensors: Sequence[Tensor]) -> list[float]:
     return torch.stack(norms).cpu().tolist()
 
 
-def _check_numbers(what: str, x: Tensor, largest: float, features: Features, limit: float) -> None:
+def _refuse_numbers(what: str, x: Tensor, largest: float, features: Features, limit: float) -> None:
     """Refuse NaN, infinity and numbers above the limit."""
-    if largest <= limit:
-        return
     if largest < math.inf:
         size = f"{largest:.0e}, whose distances overflow; expected at most {limit:.0e}"
         advice = "scale the layer, or look for what has diverged in the network"

@@ -178,8 +178,10 @@ class DataOptions:
         """The options given, and for a Hugging Face folder what its ``preprocessor_config.json`` says."""
         from salgp.io.images import ImageOptions
 
-        known = {} if folder is None else _image_config(folder / "preprocessor_config.json")
-        sides, mean, std = _sides(known.get("size")), known.get("image_mean"), known.get("image_std")
+        config = None if folder is None else folder / "preprocessor_config.json"
+        known = json.loads(config.read_text(encoding="utf-8")) if config and config.is_file() else {}
+        size, mean, std = known.get("size"), known.get("image_mean"), known.get("image_std")
+        sides = [size["height"], size["width"]] if isinstance(size, dict) and "height" in size else []
         if self.image_size is not None:
             sides = _numbers("--image-size", self.image_size)
         if self.normalize is not None:
@@ -187,14 +189,6 @@ class DataOptions:
             mean, std = (_numbers("--normalize", part) for part in text.partition(":")[::2])
         shape = (int(sides[0]), int(sides[-1])) if sides else None
         return ImageOptions(shape, self.gray, mean or (0.0,), std or (1.0,))
-
-
-def _sides(size: Any) -> list[float]:
-    return [size["height"], size["width"]] if isinstance(size, dict) and "height" in size else []
-
-
-def _image_config(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _numbers(option: str, text: str) -> list[float]:

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from salgp.decide.rule import ALWAYS, NEVER, Rule
-from salgp.metrics.inputs import FloatArray
 from salgp.metrics.interval import exact_interval
+from salgp.metrics.metric import FloatArray
 
 __all__ = []
 

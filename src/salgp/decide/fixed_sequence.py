@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr
 
 from salgp.decide.rule import ALWAYS
-from salgp.metrics.inputs import FloatArray, IntArray
+from salgp.metrics.metric import FloatArray, IntArray
 
 __all__ = ["samples_needed"]
 

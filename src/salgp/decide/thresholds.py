@@ -10,7 +10,7 @@ from salgp.decide.costs import cheapest
 from salgp.decide.fixed_sequence import Sorted, furthest, own_order, samples_needed
 from salgp.decide.rule import NEVER, Rule
 from salgp.labels import as_labels
-from salgp.metrics.inputs import FloatArray, to_double
+from salgp.metrics.metric import FloatArray, to_double
 from salgp.prediction import Prediction, checked
 
 __all__ = ["choose_threshold"]

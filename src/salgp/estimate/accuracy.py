@@ -19,7 +19,7 @@ from scipy.special import ndtri
 
 from salgp.decide import Rule
 from salgp.labels import as_labels
-from salgp.metrics.inputs import FloatArray, to_double
+from salgp.metrics.metric import FloatArray, to_double
 from salgp.prediction import INTERVAL_SD, Prediction, checked
 
 __all__ = [

@@ -20,7 +20,7 @@ from scipy.special import chdtrc, ndtri
 from torch import Tensor
 
 from salgp.logits import log_odds
-from salgp.metrics.inputs import ArrayLike, FloatArray, to_double
+from salgp.metrics.metric import ArrayLike, FloatArray, to_double
 from salgp.prediction import Prediction, checked
 
 __all__ = ["ClassMix", "adapt", "class_mix"]

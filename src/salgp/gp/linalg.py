@@ -15,8 +15,6 @@ Both settings belong to the whole process. Where several Python threads are insi
 them and the last puts them back.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable
@@ -174,12 +172,8 @@ def _hold_torch() -> Restore:
     return take_back
 
 
-def _hold_blas() -> Restore:
-    return _scipy_blas().limit(limits=1).restore_original_limits
-
-
 @functools.cache
-def _scipy_blas() -> ThreadpoolController:
+def _scipy_blas() -> "ThreadpoolController":
     """SciPy's BLAS; finding it reads the list of all loaded libraries, so it is done once."""
     import scipy.linalg  # noqa: F401  loads it
     from threadpoolctl import ThreadpoolController
@@ -187,7 +181,8 @@ def _scipy_blas() -> ThreadpoolController:
     return ThreadpoolController().select(internal_api="openblas")
 
 
-_TORCH, _BLAS = _Shared(_hold_torch), _Shared(_hold_blas)
+_TORCH = _Shared(_hold_torch)
+_BLAS = _Shared(lambda: _scipy_blas().limit(limits=1).restore_original_limits)
 
 
 def threads_for(entries: int) -> AbstractContextManager[None]:

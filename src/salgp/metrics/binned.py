@@ -14,8 +14,16 @@ from typing import Literal, TypeAlias
 import numpy as np
 from scipy.special import ndtr
 
-from salgp.metrics.inputs import ArrayLike, FloatArray, IntArray, as_distribution, as_scored
-from salgp.metrics.metric import Groups, Statistic, metric
+from salgp.metrics.metric import (
+    ArrayLike,
+    FloatArray,
+    Groups,
+    IntArray,
+    Statistic,
+    as_distribution,
+    as_scored,
+    metric,
+)
 
 __all__ = []
 

@@ -15,8 +15,16 @@ from scipy.special import bdtr, betaincinv, ndtri
 
 from salgp.logits import log_odds
 from salgp.metrics.binned import ReliabilityBins, assign_bins
-from salgp.metrics.inputs import ArrayLike, FloatArray, IntArray, as_scored, as_scores
-from salgp.metrics.metric import Statistic, mean_of, metric
+from salgp.metrics.metric import (
+    ArrayLike,
+    FloatArray,
+    IntArray,
+    Statistic,
+    as_scored,
+    as_scores,
+    mean_of,
+    metric,
+)
 
 __all__ = ["exact_interval"]
 

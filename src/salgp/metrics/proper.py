@@ -9,16 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from salgp.metrics.binned import Scheme, assign_bins
-from salgp.metrics.inputs import (
+from salgp.metrics.metric import (
     ArrayLike,
     FloatArray,
+    Statistic,
     as_binary,
     as_distribution,
     as_numbers,
     as_scored,
     as_scores,
+    mean_of,
+    metric,
 )
-from salgp.metrics.metric import Statistic, mean_of, metric
 
 __all__ = []
 

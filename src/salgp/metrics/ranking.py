@@ -9,8 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from salgp.metrics.inputs import ArrayLike, FloatArray, as_binary, as_numbers
-from salgp.metrics.metric import Groups, Statistic, metric
+from salgp.metrics.metric import ArrayLike, FloatArray, Groups, Statistic, as_binary, as_numbers, metric
 
 __all__ = []
 

@@ -18,9 +18,8 @@ import numpy as np
 from torch import Tensor
 
 from salgp.metrics.binned import debiased_ece, ece, mce
-from salgp.metrics.inputs import ArrayLike, FloatArray, IntArray, as_distribution
 from salgp.metrics.interval import interval_coverage, interval_width
-from salgp.metrics.metric import Metric, Statistic
+from salgp.metrics.metric import ArrayLike, FloatArray, IntArray, Metric, Statistic, as_distribution
 from salgp.metrics.proper import accuracy, brier, mean_confidence, mean_variance, nll, nll_correct
 from salgp.metrics.ranking import aurc, auroc
 from salgp.metrics.smooth import smooth_ece

@@ -7,8 +7,7 @@ ends, whose eigenfunctions are cosines, so one discrete cosine transform smooths
 
 import numpy as np
 
-from salgp.metrics.inputs import ArrayLike, FloatArray, as_scored
-from salgp.metrics.metric import metric
+from salgp.metrics.metric import ArrayLike, FloatArray, as_scored, metric
 
 __all__ = []
 

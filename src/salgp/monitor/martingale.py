@@ -32,7 +32,7 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from salgp.logits import log_odds
-from salgp.metrics.inputs import FloatArray, IntArray, to_double
+from salgp.metrics.metric import FloatArray, IntArray, to_double
 from salgp.prediction import Prediction
 
 __all__ = ["AccuracyMartingale", "BANDS", "ConformalMartingale", "cells", "feature_cells", "feature_names"]

@@ -18,7 +18,7 @@ from salgp.estimate.accuracy import Spread
 from salgp.extras import as_frame, require
 from salgp.io import locked, readable
 from salgp.labels import as_labels
-from salgp.metrics.inputs import to_double
+from salgp.metrics.metric import to_double
 from salgp.monitor import export, records
 from salgp.monitor.martingale import band_counts, band_of_cells, feature_cells, feature_names
 from salgp.monitor.records import Record, Settings, State

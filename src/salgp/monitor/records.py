@@ -29,7 +29,7 @@ from salgp.io import (
     write_header,
     write_tensors,
 )
-from salgp.metrics.inputs import IntArray
+from salgp.metrics.metric import IntArray
 from salgp.monitor.martingale import BANDS, AccuracyMartingale, ConformalMartingale
 
 __all__ = ["Record", "Settings", "State", "read", "write"]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from salgp.estimate.accuracy import Estimate, Spread, from_sums
-from salgp.metrics.inputs import IntArray
 from salgp.metrics.interval import exact_interval
+from salgp.metrics.metric import IntArray
 from salgp.monitor.martingale import BANDS, effects
 from salgp.monitor.records import Record, Settings, State
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sklearn.isotonic import isotonic_regression
@@ -29,11 +29,13 @@ from salgp.features import Features
 from salgp.logits import check_finite
 from salgp.network.augment.corruptions import Spread
 from salgp.network.augment.families import Family, families_for, layer_change, perturbed_batch, real_tokens
-from salgp.network.augment.text import Tokens
 from salgp.network.batches import Batch, first_rows, rebatched
 from salgp.network.reader import Prepare, Reader, Reading, collect, read_batches
 from salgp.network.taps import Change, Tap
 from salgp.progress import Advance, progress_bar, steps_in
+
+if TYPE_CHECKING:
+    from salgp.network.augment.text import Tokens
 
 __all__ = ["Augmentation", "CalibrationData", "Families", "extract", "read_calibration_data", "reader_for"]
 
@@ -366,6 +368,8 @@ class _Augmenter:
         """Which tokens there are, where the first input is text."""
         found = [(batch, batch.tokens[1]) for batch in self.batches]
         known = [(ids, real_tokens(batch, ids)) for batch, ids in found if ids is not None]
+        from salgp.network.augment.text import Tokens  # of text alone
+
         return Tokens.of(*zip(*known, strict=True)) if known else None
 
     def permuted(self, n: int) -> Tensor:

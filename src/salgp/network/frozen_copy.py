@@ -140,7 +140,10 @@ class FrozenCopy:
         parameter, buffer, hook or setting of the network is another one: then this copy is of no use.
         """
         now = [*chain.from_iterable(self._values)]
-        if not _equal(now, self._entries):
+        try:
+            if now != self._entries:  # an entry that is the same object is not looked at further
+                return False
+        except (RuntimeError, ValueError, TypeError):  # other tensors or arrays of several numbers
             return False
         versions = [x._version for x in self._counted] + [x.data_ptr() for x in self._tensors]
         if versions != self._versions:
@@ -252,14 +255,6 @@ def _buffer_places(network: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
     """Where the buffers are kept: dictionary, name and buffer."""
     tables = [module._buffers for module in network.modules()]
     return [(table, name, x) for table in tables for name, x in table.items()]
-
-
-def _equal(now: list[Any], before: list[Any]) -> bool:
-    """Whether all entries are the same objects, or equal ones; those that cannot be compared are not."""
-    try:
-        return now == before  # an entry that is the same object is not looked at further
-    except (RuntimeError, ValueError, TypeError):  # tensors and arrays of several numbers
-        return False
 
 
 def _placement(

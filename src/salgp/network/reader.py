@@ -164,7 +164,7 @@ class Reader:
         if layers == "auto":  # a network may say itself which layers are worth reading
             layers = getattr(network, "salgp_layers", "auto")
         run = functools.partial(self._run, batch=few)
-        flow = Flow(network, found, run, self._mask(network, few))
+        flow = Flow(network, found, run, few.mask(network if self.forward is None else None))
         taps = make_taps(found, layers, self.pooling, flow)
         return tuple(map(flow.with_pooling, taps))
 
@@ -197,27 +197,26 @@ class Reader:
             return Probe(network, taps)
 
         with self._copies.lent(unwrap(model), prepare) as frozen:
-            scores, found = self._scores(frozen, batch, change)
+            device, dtype = frozen.placement
+            batch = batch.to(self.device or device, dtype)
+            mask = batch.mask(frozen.network if self.forward is None else None)
+            with frozen.probe.reading(mask, change) as found:
+                scores = raw_logits(self._run(frozen.network, batch))
             network = frozen.weights
-        self._check_columns(scores)
-        layers = _layers_of(taps, found)
+        if scores.ndim == 1:
+            self._check_columns(scores)
+        for tap in taps:
+            if tap.name not in found:
+                raise ValueError(
+                    f"layer {tap.name!r} did not run in this forward pass; it ran in the "
+                    f"first one: take only layers that always run"
+                )
+        layers = {tap.name: found[tap.name] for tap in taps}
         logits = as_logits(scores, self.output or "logits", FORWARD)
         return Features(logits, layers, network=network)
 
-    def _scores(
-        self, frozen: FrozenCopy, batch: Batch, change: Change | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """What the network gives, and what passes its taps, by name."""
-        network, (device, dtype) = frozen.network, frozen.placement
-        batch = batch.to(self.device or device, dtype)
-        with frozen.probe.reading(self._mask(network, batch), change) as found:
-            return raw_logits(self._run(network, batch)), found
-
-    def _mask(self, network: nn.Module, batch: Batch) -> Tensor | None:
-        return batch.mask(network if self.forward is None else None)
-
     def _check_columns(self, scores: Tensor) -> None:
-        if scores.ndim == 1 and self.columns is not None and self.columns > 1:
+        if self.columns is not None and self.columns > 1:
             raise ValueError(
                 f"the network gave scores of shape {tuple(scores.shape)}, and of shape (n, {self.columns}) "
                 f"when it was calibrated; a sample alone needs a batch axis: x[None]"
@@ -258,16 +257,6 @@ def _refusal(batch: Batch, error: Exception) -> str:
     own = textwrap.shorten(str(error), 300, placeholder=" ...")
     own = own or type(error).__name__
     return f"the network does not accept inputs of shape {batch.shapes}; its own error: {own}{hint}"
-
-
-def _layers_of(taps: Iterable[Tap], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    for tap in taps:
-        if tap.name not in found:
-            raise ValueError(
-                f"layer {tap.name!r} did not run in this forward pass; it ran in the "
-                f"first one: take only layers that always run"
-            )
-    return {tap.name: found[tap.name] for tap in taps}
 
 
 Prepare = Callable[[Batch, int], tuple[Batch, Change | None]]

@@ -415,7 +415,8 @@ def raw_logits(output: Any) -> Tensor:
             f"{', '.join(map(str, fields))}); {FORWARD}"
         )
     parts = output if isinstance(output, tuple | list) else ()
-    found = [i for i, x in enumerate(parts) if _may_be_scores(x)]
+    tensors = [(i, x) for i, x in enumerate(parts) if isinstance(x, Tensor)]
+    found = [i for i, x in tensors if x.is_floating_point() and x.ndim in (1, 2)]
     if not found:
         raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
     if len(found) > 1:
@@ -427,10 +428,6 @@ def raw_logits(output: Any) -> Tensor:
         )
     scores: Tensor = parts[found[0]]
     return scores
-
-
-def _may_be_scores(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (1, 2)
 
 
 def named_fields(value: Any) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from salgp.metrics import ReliabilityBins, RiskCoverage, accuracy_band, reliability_bins
-from salgp.metrics.inputs import FloatArray
+from salgp.metrics.metric import FloatArray
 from salgp.report.page import percent
 from salgp.report.selective import ASSURANCE, OperatingPoint, least_promise, nice_step
 from salgp.report.summary import Scored

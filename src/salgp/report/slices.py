@@ -17,8 +17,8 @@ from torch import Tensor
 
 from salgp.estimate import Estimate, accuracy
 from salgp.features import Features
-from salgp.metrics.inputs import to_double
 from salgp.metrics.interval import exact_interval
+from salgp.metrics.metric import to_double
 from salgp.prediction import Prediction
 from salgp.report.page import percent
 from salgp.report.selective import OperatingPoint

@@ -14,7 +14,7 @@ from salgp import metrics
 from salgp.explanation import Explanation, explain_sample, shown_term, term_points
 from salgp.features import Features
 from salgp.metrics import METRICS, Metric, RiskCoverage, arrays_of
-from salgp.metrics.inputs import FloatArray, to_double
+from salgp.metrics.metric import FloatArray, to_double
 from salgp.metrics.scores import read_by
 from salgp.prediction import Prediction
 

@@ -229,7 +229,8 @@ class LayerEvidence(Calibrator):
             return self.predict(features.to(home), context).to(away)
         with torch.no_grad():
             samples = self._samples(features)
-            found = self.mixture_(samples, self._windows(samples, context))
+            windows = None if context is None else self._windows(samples, context)
+            found = self.mixture_(samples, windows)
             return self._prediction(features, samples, found)
 
     def _accepted(self, features: Features) -> Features:
@@ -249,10 +250,8 @@ class LayerEvidence(Calibrator):
         """The same without a loop over chunks, for exported graphs."""
         return samples_of(features, evidence_at_once(self.reference_, features), self.scales_)
 
-    def _windows(self, samples: Samples, context: Any) -> Windows | None:
-        """Sums of the windows, and the window of each sample; None without a context."""
-        if context is None:
-            return None
+    def _windows(self, samples: Samples, context: Any) -> Windows:
+        """Sums of the windows, and the window of each sample."""
         parts = self.mixture_.parts(samples)
         context = self.context(context) if isinstance(context, Features) else context
         if not isinstance(context, Context):
@@ -295,7 +294,8 @@ class LayerEvidence(Calibrator):
         away, features = features.logits.device, self._accepted(features)
         with torch.no_grad():
             samples = self._samples(features)
-            odds = self.mixture_(samples, self._windows(samples, context))
+            windows = None if context is None else self._windows(samples, context)
+            odds = self.mixture_(samples, windows)
             found = self._prediction(features, samples, odds)
             probs = self._class_probs(features)
             confidence = found.confidence.to(probs)

@@ -278,32 +278,28 @@ def layer_evidence(reference: Reference, features: Features) -> Evidence:
         tensor([ True, False])
     """
     _, squares = reference.columns
-    parts = chunks(features, max(1, ENTRIES // max(squares.numel(), 1)))
-    found = [evidence_at_once(reference, part) for part in parts]
-    return found[0] if len(found) == 1 else each_field(joined, *found)
+    most = max(1, ENTRIES // max(squares.numel(), 1))
+    if len(features) <= most:
+        return evidence_at_once(reference, features)
+    return each_field(joined, *(evidence_at_once(reference, part) for part in chunks(features, most)))
 
 
 def evidence_at_once(reference: Reference, features: Features) -> Evidence:
     """The same, with the distances of all samples in memory."""
     x, norm = coordinates(reference, features)
-    own, other = _log_distances(squared_distances(reference, x), features.label)
+    squared = squared_distances(reference, x)
+    label = features.label.view(1, -1, 1).expand(squared.shape[0], -1, 1)
+    own = squared.gather(2, label)
+    other = squared.scatter(2, label, torch.inf).amin(dim=2, keepdim=True)
+    logs = torch.cat([own, other], dim=2).double().log()
+    logs = logs.mul(0.5).permute(2, 1, 0)  # (2, n, L)
+    own, other = logs[0], logs[1]
     agreement, novelty = other - own, torch.minimum(own, other)
     if reference.lacks_classes:
         agreement = agreement.nan_to_num(torch.inf, torch.inf, torch.inf)
         novelty = novelty.nan_to_num(torch.nan, posinf=0.0)
     leading = x.flatten(1).index_select(1, reference.leading)
     return Evidence(agreement, novelty, leading.double(), norm)
-
-
-def _log_distances(squared: Tensor, label: Tensor) -> Pair:
-    """Log distances ``(n, L)`` to the label's class and to the nearest other, from those squared."""
-    predicted = label.view(1, -1, 1).expand(squared.shape[0], -1, 1)
-    own = squared.gather(2, predicted)
-    rest = squared.scatter(2, predicted, torch.inf)
-    other = rest.amin(dim=2, keepdim=True)
-    logs = torch.cat([own, other], dim=2).double().log()
-    logs = logs.mul(0.5).permute(2, 1, 0)  # (2, n, L)
-    return logs[0], logs[1]
 
 
 def squared_distances(reference: Reference, x: Tensor) -> Tensor:

@@ -248,29 +248,24 @@ class Mixture:
             samples: ``n`` of them.
             windows: sums ``(w, 2 + C)`` and the window ``(n,)`` of each sample; by default each is a window.
         """
-        if self.window is None:
+        context, window = None, self.window
+        if window is None:
             f = self.in_domain.log_odds(samples.design, samples.label)
-            found = LogOdds(f, torch.zeros_like(f))
+            k = torch.zeros_like(f)
         else:
-            found = self._mixed(self.window, samples, windows)
+            found = self.log_odds(samples)
+            f_in, f_shift = found[:, 0], found[:, 2]
+            if windows is None:
+                k = window.shift_of_one(statistics(found))
+            else:
+                m, r = window.describe(*windows, samples.label)
+                k = window.weigh(m)
+                context = -k * window.over_prediction * r
+            f = torch.addcmul(f_in, k, f_shift - f_in)
+            f = f if context is None else f + context
+            f = moderated(f, self.level_variance * k.square())
         chance = -math.log(max(len(self.in_domain.offsets) - 1, 1))
-        mean = chance + (found.mean - chance) / samples.norm_excess
-        return LogOdds(mean, found.shift_weight, found.context)
-
-    def _mixed(self, window: WindowModel, samples: Samples, windows: Windows | None) -> LogOdds:
-        """Both experts, weighted by the window of each sample."""
-        found = self.log_odds(samples)
-        f_in, f_shift = found[:, 0], found[:, 2]
-        context = None
-        if windows is None:
-            k = window.shift_of_one(statistics(found))
-        else:
-            m, r = window.describe(*windows, samples.label)
-            k = window.weigh(m)
-            context = -k * window.over_prediction * r
-        f = torch.addcmul(f_in, k, f_shift - f_in)
-        f = f if context is None else f + context
-        return LogOdds(moderated(f, self.level_variance * k.square()), k, context)
+        return LogOdds(chance + (f - chance) / samples.norm_excess, k, context)
 
     def variance(self, samples: Samples, k: Tensor) -> Tensor:
         """Variance ``(n,)`` of the log-odds, where the experts are mixed by ``k (n,)``."""

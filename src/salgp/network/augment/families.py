@@ -7,18 +7,21 @@ for any input. `KINDS` is the one place that says which families are used for wh
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor
 
-from salgp.network.augment import corruptions, text
+from salgp.network.augment import corruptions
 from salgp.network.augment.corruptions import Spread
-from salgp.network.augment.text import Tokens
 from salgp.network.batches import Batch, are_numbers
 from salgp.network.taps import Change
+
+if TYPE_CHECKING:
+    from salgp.network.augment.text import Tokens
 
 __all__ = ["FAMILIES", "KINDS", "Family", "families_for", "layer_change", "perturbed_batch", "real_tokens"]
 
@@ -86,6 +89,8 @@ class Family:
         """Tokens ``(n, T)`` perturbed, and where they are real, ``(n, T)`` or None."""
         if not self.measured:
             return self.disturb(ids, strength, generator), real
+        from salgp.network.augment.text import Tokens  # of text alone
+
         return self.disturb(ids, strength, generator, self.spread or Tokens.of([ids], [real]), real)
 
     def on(self, spread: Spread | Tokens | None) -> Family:
@@ -222,6 +227,8 @@ def _perturbed_text(
     """Tokens perturbed, and their mask with them."""
     at, texts = batch.texts
     if family.text and at is not None:
+        from salgp.network.augment import text  # of text alone
+
         return batch.with_input(at, text.rewrite(texts, family.disturb, strength, generator))
     where, ids = batch.tokens
     if where is None:
@@ -251,10 +258,12 @@ def _retokenized(
         raise ValueError(
             f"perturbation {family.name!r} changes the text: pass reader=salgp.Reader(tokenizer=...)"
         )
+    from salgp.network.augment import text
+
     where, ids = batch.tokens
     assert where is not None
     real = text.real_or_guessed(ids, real_tokens(batch, ids))
-    tokens: Any = family.spread or Tokens.of([ids], [real])
+    tokens: Any = family.spread or text.Tokens.of([ids], [real])
     new, real, origin = text.retokenize(ids, real, tokens, tokenizer, family.disturb, strength, generator)
     for name, x in _beside(batch, ids).items():
         if "type" not in name:
@@ -308,6 +317,11 @@ def _token_mask(batch: Batch, ids: Tensor) -> tuple[Any, Tensor | None]:
     return None, None
 
 
+def _text(name: str) -> Callable[..., Any]:
+    """A function of `salgp.network.augment.text`, which is loaded only where text is perturbed."""
+    return lambda *given: getattr(importlib.import_module("salgp.network.augment.text"), name)(*given)
+
+
 FAMILIES: dict[str, Family] = {
     f.name: f
     for f in (
@@ -321,13 +335,13 @@ FAMILIES: dict[str, Family] = {
         Family("occlude", corruptions.occlude, 1.8, measured=True),
         Family("quantise", corruptions.quantise, 2.0, measured=True),
         Family("time-warp", corruptions.time_warp, 2.0),
-        Family("token-drop", text.drop, 1.5, tokens=True, measured=True),
-        Family("token-swap", text.swap, 1.5, tokens=True, measured=True),
-        Family("token-replace", text.replace, 1.5, tokens=True, measured=True),
-        Family("typos", text.misspell, 2.0, text=True),
-        Family("words-dropped", text.lose_words, 1.5, text=True),
-        Family("words-swapped", text.swap_words, 1.5, text=True),
-        Family("words-unknown", text.unknown_words, 1.5, text=True),
+        Family("token-drop", _text("drop"), 1.5, tokens=True, measured=True),
+        Family("token-swap", _text("swap"), 1.5, tokens=True, measured=True),
+        Family("token-replace", _text("replace"), 1.5, tokens=True, measured=True),
+        Family("typos", _text("misspell"), 2.0, text=True),
+        Family("words-dropped", _text("lose_words"), 1.5, text=True),
+        Family("words-swapped", _text("swap_words"), 1.5, text=True),
+        Family("words-unknown", _text("unknown_words"), 1.5, text=True),
         Family("layer-noise", corruptions.noise, 4.0, inside=True, measured=True),
         Family("layer-gain", corruptions.channel_gain, 4.0, inside=True, measured=True),
         Family("layer-mixup", corruptions.mixup, 1.0, inside=True, measured=True),
