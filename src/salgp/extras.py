@@ -59,7 +59,7 @@ def as_frame(columns: "Mapping[str, NDArray[Any]]") -> Any:
 
     Example:
         >>> import numpy as np
-        >>> list(as_frame({"n": "np.array"([1, 2]), "key": "np.array"(["a", "b"])}))
+        >>> list(as_frame({"n": np.array([1, 2]), "key": np.array(["a", "b"])}))
         ['n', 'key']
     """
     for library, make in (("pandas", "DataFrame"), ("pyarrow", "table")):
